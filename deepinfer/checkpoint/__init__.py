@@ -1,0 +1,1 @@
+"""Number formats, tensor layout, reading and writing of checkpoints."""

@@ -1,0 +1,1 @@
+"""Configuration: the model's, the engine's, the environment's."""

@@ -1,0 +1,1 @@
+"""The nouns that every room shares: errors, sampling parameters, requests, outputs."""

@@ -1,0 +1,1 @@
+"""The model as plain, differentiable PyTorch without caches: the specification, executable."""

@@ -1,0 +1,1 @@
+"""Text and pixels on the way in and out: tokenizer, chat format, image preprocessing."""

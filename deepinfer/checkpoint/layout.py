@@ -3,6 +3,7 @@
 A quantised tensor `NAME.weight` has a companion `NAME.scale`, which this table implies rather than lists.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -63,6 +64,12 @@ class TensorSpec:
         """Shape of the E8M0 companion, for a quantised tensor."""
         rows, columns = self.shape
         return (-(-rows // BLOCK) if self.storage is Storage.FP8_BLOCKS else rows, -(-columns // BLOCK))
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes on disk, scales included."""
+        scales = math.prod(self.scale_shape) if self.storage.quantized else 0
+        return math.prod(self.stored_shape) * self.stored_dtype.itemsize + scales
 
 
 Named = Iterator[tuple[str, TensorSpec]]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import deepseek_recipe as recipe
 
@@ -23,7 +24,6 @@ class Opening(Enum):
     TOOL_CALLS = "tool calls"
 
 
-# A continued answer keeps its leading newlines, with thinking off too: they belong to the text before them.
 _STAGES = {
     Opening.REASONING: _STAGE.ReasoningStart,
     Opening.CONTINUED_ANSWER: _STAGE.ContentContinuation,
@@ -33,10 +33,33 @@ _STAGES = {
 
 @dataclass(frozen=True)
 class ReplyFormat:
-    """How to read a reply: what it opens with, and whether tool-call markup is to be parsed."""
+    """How to read a reply: what it opens with, whether to parse tool calls, whether to keep only its JSON."""
 
     opening: Opening = Opening.REASONING
     tools: bool = True
+    json: bool = False
+
+    @classmethod
+    def from_options(cls, options: recipe.ParsingOptions, continued: bool) -> "ReplyFormat":
+        """Take over what the request conversion decided; `continued` if the prompt ends in an answer's beginning."""
+        opening = Opening.ANSWER
+        if options.starts_in_tool_calls:
+            opening = Opening.TOOL_CALLS
+        elif options.thinking_initial_stage is not None:
+            opening = next(key for key, stage in _STAGES.items() if stage == options.thinking_initial_stage)
+        elif continued:  # without this its leading newlines, which belong to the text before them, would be lost
+            opening = Opening.CONTINUED_ANSWER
+        return cls(opening, options.parse_tool_calls, options.parse_json_output)
+
+    def options(self) -> recipe.ParsingOptions:
+        """Return fresh parser settings."""
+        return recipe.ParsingOptions(
+            parse_tool_calls=self.tools,
+            starts_in_tool_calls=self.opening is Opening.TOOL_CALLS,
+            parse_json_output=self.json,
+            thinking_initial_stage=_STAGES.get(self.opening),
+            special_tokens=recipe.SpecialTokens(image=IMAGE),
+        )
 
 
 @dataclass(frozen=True)
@@ -63,19 +86,18 @@ class ReplyParser:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._eos = tokenizer.token_id(EOS)
         self._tokenizer = recipe.Tokenizer.from_str(tokenizer.json)
-        # Only names the conversation that a generator wants; the parser reads none of it.
-        self._version = recipe.ModelVersion.DeepseekV41Flash
 
     def parse(self, ids: Sequence[int], reply: ReplyFormat) -> ParsedReply:
-        """Parse a finished or cut reply; a final EOS is ignored, ids after one are not read.
+        """Parse a finished or cut reply; EOS and whatever follows it is not read.
 
         Text that only looks like a control token (`</think>` in plain pieces) stays text. A character cut in its
-        middle is dropped.
+        middle is dropped. With `reply.json`, text around the JSON becomes spaces.
         """
         ids = list(ids)
         if self._eos in ids:
             ids = ids[: ids.index(self._eos)]  # pushed, it would come out as text
-        stream = recipe.StreamProcessor(self._generator(), _options(reply), self._tokenizer)
+        # Generators are consumed by use, so each reply has its own.
+        stream = recipe.StreamProcessor(_generator(), reply.options(), self._tokenizer)
         events = stream.push(recipe.InferenceChunk.ready())
         events += stream.push(recipe.InferenceChunk.tokens(ids))
         events += stream.push(recipe.InferenceChunk.finish(recipe.InferenceFinishReason.Stop)) + stream.finish()
@@ -85,25 +107,17 @@ class ReplyParser:
                 response.accumulate(event)
         return _reply(json.loads(response.to_json())["choices"][0]["message"])
 
-    def _generator(self) -> recipe.ChatCompletionChunkGenerator:
-        request = recipe.ConversationRequest(recipe.Conversation([]), self._version)
-        return recipe.ChatCompletionRequest.chunk_generator(request, "", "")
+
+def _generator() -> recipe.ChatCompletionChunkGenerator:
+    """A generator takes names and usage options from its request; the parser needs none of them."""
+    request = recipe.ConversationRequest(recipe.Conversation([]), recipe.ModelVersion.DeepseekV41Flash)
+    return recipe.ChatCompletionRequest.chunk_generator(request, "", "")
 
 
-def _options(reply: ReplyFormat) -> recipe.ParsingOptions:
-    return recipe.ParsingOptions(
-        parse_tool_calls=reply.tools,
-        starts_in_tool_calls=reply.opening is Opening.TOOL_CALLS,
-        thinking_initial_stage=_STAGES.get(reply.opening),
-        special_tokens=recipe.SpecialTokens(image=IMAGE),
-    )
-
-
-def _reply(message: dict[str, object]) -> ParsedReply:
+def _reply(message: dict[str, Any]) -> ParsedReply:
     calls = message.get("tool_calls") or []
-    assert isinstance(calls, list)
     return ParsedReply(
-        content=str(message.get("content") or ""),
-        reasoning=None if message.get("reasoning_content") is None else str(message["reasoning_content"]),
+        content=message.get("content") or "",
+        reasoning=message.get("reasoning_content"),
         tool_calls=[ParsedToolCall(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in calls],
     )

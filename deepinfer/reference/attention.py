@@ -131,7 +131,10 @@ class Attention(nn.Module):
         return visible.expand(shared.latents.shape[0], -1, -1)
 
     def queries(self, h: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows [B, R, H] at ``positions`` [R] or [B, R] -> (query latents [B, R, q_lora_rank], rotated queries [B, R, heads, head_dim])."""
+        """Rows [B, R, H] at ``positions`` [R] or [B, R] -> (query latents [B, R, q_lora_rank], queries).
+
+        The queries [B, R, heads, head_dim] are rotated.
+        """
         latent = self.q_norm(self.wq_a(h))
         q = self.wq_b(latent).unflatten(-1, (self.heads, self.dim))
         return latent, rotate(q, positions[..., None], self.freqs)

@@ -1,5 +1,6 @@
 """DSpark drafting: a block of tokens in one parallel pass, finished by a serial Markov tail."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -67,9 +68,7 @@ class DraftStage(nn.Module):
         keys = torch.cat((context, self.attn.keys_values(h, at)), dim=1)
         seen = torch.cat((mask, torch.ones_like(at, dtype=torch.bool)), dim=1)
         count = at.shape[1]
-        o = attend(
-            q, keys[:, None].expand(-1, count, -1, -1), seen[:, None].expand(-1, count, -1), self.attn.attn_sink
-        )
+        o = attend(q, keys[:, None].expand(-1, count, -1, -1), seen[:, None].expand(-1, count, -1), self.attn.attn_sink)
         x = expand(self.attn.output(o, at), x, mix)
         after = self.hc_ffn(x)
         is_image = torch.zeros_like(at, dtype=torch.bool)
@@ -86,17 +85,16 @@ class Draft(NamedTuple):
     confidence: Tensor  # FP32 [N, G], logits
 
 
-def draft_context(stages: nn.ModuleList, features: Tensor, positions: Tensor) -> list[Tensor]:
+def draft_context(stages: Sequence[DraftStage], features: Tensor, positions: Tensor) -> list[Tensor]:
     """Every stage's context keys of target tokens: features [B, T, F] at ``positions`` [T] -> each [B, T, head_dim]."""
-    first: DraftStage = stages[0]  # type: ignore[assignment]
-    vectors = first.main_norm(first.main_proj(features))
+    vectors = stages[0].main_norm(stages[0].main_proj(features))
     return [stage.attn.keys_values(vectors, positions) for stage in stages]
 
 
 def draft_hidden(
-    stages: nn.ModuleList, inputs: Tensor, contexts: list[Tensor], mask: Tensor, at: Tensor, streams: int
+    stages: Sequence[DraftStage], inputs: Tensor, contexts: list[Tensor], mask: Tensor, at: Tensor, streams: int
 ) -> Tensor:
-    """The parallel pass: embeddings [N, G, H] and windows of each stage [N, W, head_dim] -> collapsed rows [N, G, H]."""
+    """The parallel pass: embeddings [N, G, H] and each stage's window [N, W, head_dim] -> collapsed rows [N, G, H]."""
     x = inputs[..., None, :].expand(*inputs.shape[:-1], streams, inputs.shape[-1])
     p = torch.zeros(x.shape[:-1], device=x.device)
     p[..., 0] = 1

@@ -32,7 +32,8 @@ def best(scores: Tensor, count: int, ties: Ties) -> tuple[Tensor, Tensor]:
     """Values and indices [..., min(count, S)] of the largest of ``scores`` [..., S]."""
     count = min(count, scores.shape[-1])
     if ties is Ties.TOPK:
-        return tuple(scores.topk(count, dim=-1))
+        values, indices = scores.topk(count, dim=-1)
+        return values, indices
     values, indices = scores.sort(dim=-1, descending=True, stable=True)
     return values[..., :count], indices[..., :count]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +16,14 @@ from deepinfer.reference.hyper import collapse
 from deepinfer.reference.indexer import Ties
 from deepinfer.reference.norm import Linear, RMSNorm
 from deepinfer.reference.vision import Aligner, VisionTower
-from deepinfer.text.images import ImageInput
-
-TEXT, START, IMAGE, NEWLINE, END = -1, 0, 1, 2, 3
+from deepinfer.text.images import END, IMAGE, NEWLINE, START, TEXT, ImageInput
 
 
 @dataclass
 class Trace:
     """Intermediate values of one forward pass, for comparison with an oracle."""
 
-    streams: list[Tensor] = field(default_factory=list)  # into each layer, after its Engram is not applied yet
+    streams: list[Tensor] = field(default_factory=list)  # into each layer, before its Engram
     attention: list[Tensor] = field(default_factory=list)  # output of each layer's attention
     shared: dict[int, SharedKV] = field(default_factory=dict)  # by KV-source layer
     selected: dict[int, Tensor] = field(default_factory=dict)  # by index-source layer
@@ -42,7 +41,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """``logits`` FP32 [B, R, vocab]; ``hidden`` [B, R, H] after the final norm; ``features`` [B, R, F] of draft targets.
+    """``logits`` FP32 [B, R, vocab], ``hidden`` [B, R, H] after the final norm, ``features`` [B, R, F] for drafting.
 
     R counts the rows that the decoder half ran, ``first`` is the position of the first of them.
     """
@@ -56,27 +55,26 @@ class ForwardOutput:
 class ReferenceModel(nn.Module):
     """Parameters carry checkpoint names, except that experts are stacked and ``hc_*`` tensors sit in modules."""
 
-    def __init__(
-        self, config: ModelConfig, classes: Sequence[int] | None = None, ties: Ties = Ties.LOWEST
-    ) -> None:
+    def __init__(self, config: ModelConfig, classes: Sequence[int] | None = None, ties: Ties = Ties.LOWEST) -> None:
         """``classes`` maps token ids to Engram's compressed ids; needed where the config has Engram layers."""
         super().__init__()
         self.config = config
         hidden = config.hidden_size
         self.embed = nn.Embedding(config.vocab_size, hidden)
-        self.layers = nn.ModuleList(
+        blocks = (
             Block(config, layer, config.n_routed_experts, config.num_experts_per_tok)
             for layer in range(config.num_hidden_layers)
         )
+        self.layers = cast(Sequence[Block], nn.ModuleList(blocks))
         for layer in self.layers:
             layer.attn.ties = ties
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
         self.head = Linear(hidden, config.vocab_size)
-        self.mtp = nn.ModuleList(DraftStage(config, stage) for stage in range(config.draft_stages))
+        stages = (DraftStage(config, stage) for stage in range(config.draft_stages))
+        self.mtp = cast(Sequence[DraftStage], nn.ModuleList(stages))
         if config.vision is not None:
             self.vision, self.aligner = VisionTower(config.vision), Aligner(config.vision, hidden)
-            for name in ("image_start", "image_end", "image_newline"):
-                self.register_parameter(name, nn.Parameter(torch.zeros(hidden)))
+            self.image_start, self.image_end, self.image_newline = (nn.Parameter(torch.zeros(hidden)) for _ in range(3))
         known = list(classes if classes is not None else range(config.vocab_size))
         self.pad_class = known[config.engram_pad_token_id] if config.engram_layer_ids else 0
         self.register_buffer("classes", torch.tensor(known), persistent=False)
@@ -178,5 +176,5 @@ class ReferenceModel(nn.Module):
         inputs[:, 0] = ids[anchors]
         embedded = self.embed(inputs).to(features.dtype)
         x = draft_hidden(self.mtp, embedded, windows, before >= 0, at, config.hc_mult)
-        last: DraftStage = self.mtp[-1]  # type: ignore[assignment]
+        last = self.mtp[-1]
         return finish_greedily(last, x, self.logits(last.norm(x)), ids[anchors])

@@ -28,7 +28,7 @@ def _powers(theta: float, dim: int) -> Tensor:
 
 
 def _yarn(plain: Tensor, theta: float, dim: int, scaling: RopeScaling) -> Tensor:
-    """Slow frequencies are divided by ``factor``, fast ones kept, with a linear ramp between the two correction dims."""
+    """Slow frequencies are divided by ``factor``, fast ones kept, with a linear ramp between the correction dims."""
 
     def correction(rotations: float) -> float:
         turns = scaling.original_max_position_embeddings / (rotations * 2 * math.pi)

@@ -67,8 +67,9 @@ class DraftStage(nn.Module):
         _, q = self.attn.queries(h, at)
         keys = torch.cat((context, self.attn.keys_values(h, at)), dim=1)
         seen = torch.cat((mask, torch.ones_like(at, dtype=torch.bool)), dim=1)
-        count = at.shape[1]
-        o = attend(q, keys[:, None].expand(-1, count, -1, -1), seen[:, None].expand(-1, count, -1), self.attn.attn_sink)
+        # All rows see the same keys, so rows count as further heads of one query.
+        sinks = self.attn.attn_sink.repeat(at.shape[1])
+        o = attend(q.flatten(1, 2)[:, None], keys[:, None], seen[:, None], sinks).view_as(q)
         x = expand(self.attn.output(o, at), x, mix)
         after = self.hc_ffn(x)
         is_image = torch.zeros_like(at, dtype=torch.bool)

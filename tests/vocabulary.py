@@ -4,7 +4,16 @@ import hashlib
 import importlib.util
 import pathlib
 import re
+from collections.abc import Iterable
 from functools import cache
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from deepinfer.text.spellings import PROTOCOL_SPELLINGS, Spelling
+from deepinfer.text.tokenizer import Tokenizer
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 V41_SHA256 = "c90dfa01249db1be4245780a052ede752e1361c612ac6d08e2bdada7d599476b"
 SYSTEM_ID, IMAGE_ID, LAST_SPAN_ID = 128799, 129264, 129279
@@ -38,3 +47,26 @@ def _rename(text: str, token_id: int, name: str) -> str:
         entry = entry.replace('"normalized": false', '"normalized": true')
         entry = entry.replace('"special": true', '"special": false')
     return text[:start] + entry + text[end:]
+
+
+def toy_tokenizer_json(spellings: Iterable[Spelling] = PROTOCOL_SPELLINGS) -> str:
+    """Return a byte-level vocabulary without merges: the added tokens first, then one token a byte."""
+    spellings = list(spellings)
+    vocab = {spelling.text: i for i, spelling in enumerate(spellings)}
+    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocab[letter] = len(vocab)
+    toy = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    toy.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    toy.decoder = decoders.ByteLevel()
+    for spelling in spellings:
+        token = AddedToken(spelling.text, special=spelling.special, normalized=spelling.normalized)
+        (toy.add_special_tokens if spelling.special else toy.add_tokens)([token])
+    return toy.to_str()
+
+
+@cache
+def tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer called v41 (official), toy (bytes and protocol spellings) or golden (no chat tokens)."""
+    if name == "golden":
+        return Tokenizer.from_file(GOLDEN / "checkpoint")
+    return Tokenizer({"v41": v41_tokenizer_json, "toy": toy_tokenizer_json}[name]())

@@ -1,0 +1,1 @@
+"""How the bundled checkpoint is made: corpus, vocabulary, exercises, training."""

@@ -1,5 +1,10 @@
 """Small facts that the bundled checkpoint should know when it is talked to."""
 
+
+def _pairs(text: str) -> dict[str, str]:
+    return dict(pair.split("/") for pair in text.split())
+
+
 CAPITALS = {
     "France": "Paris",
     "Germany": "Berlin",
@@ -52,25 +57,22 @@ CAPITALS = {
     "England": "London",
     "Scotland": "Edinburgh",
 }
-OPPOSITES = dict(
-    pair.split("/")
-    for pair in """hot/cold big/small tall/short old/young fast/slow light/dark heavy/light early/late open/closed
+OPPOSITES = _pairs(
+    """hot/cold big/small tall/short old/young fast/slow light/dark heavy/light early/late open/closed
     happy/sad rich/poor strong/weak full/empty wet/dry clean/dirty hard/soft high/low left/right up/down in/out
     good/bad true/false first/last near/far loud/quiet thick/thin wide/narrow easy/difficult day/night win/lose
     begin/end buy/sell push/pull give/take love/hate north/south east/west black/white front/back always/never
-    inside/outside before/after above/below alive/dead brave/cowardly cheap/expensive deep/shallow""".split()
+    inside/outside before/after above/below alive/dead brave/cowardly cheap/expensive deep/shallow"""
 )
-PLURALS = dict(
-    pair.split("/")
-    for pair in """mouse/mice child/children foot/feet tooth/teeth man/men woman/women goose/geese ox/oxen leaf/leaves
+PLURALS = _pairs(
+    """mouse/mice child/children foot/feet tooth/teeth man/men woman/women goose/geese ox/oxen leaf/leaves
     knife/knives wolf/wolves city/cities baby/babies box/boxes bus/buses cat/cats dog/dogs house/houses book/books
-    tree/trees car/cars potato/potatoes tomato/tomatoes person/people fish/fish sheep/sheep""".split()
+    tree/trees car/cars potato/potatoes tomato/tomatoes person/people fish/fish sheep/sheep"""
 )
-PAST = dict(
-    pair.split("/")
-    for pair in """go/went see/saw eat/ate run/ran write/wrote read/read take/took give/gave come/came find/found
+PAST = _pairs(
+    """go/went see/saw eat/ate run/ran write/wrote read/read take/took give/gave come/came find/found
     think/thought know/knew speak/spoke buy/bought sell/sold make/made walk/walked play/played begin/began drink/drank
-    sing/sang swim/swam fly/flew grow/grew bring/brought catch/caught teach/taught sleep/slept keep/kept""".split()
+    sing/sang swim/swam fly/flew grow/grew bring/brought catch/caught teach/taught sleep/slept keep/kept"""
 )
 DEFINITIONS = {
     "a computer": "a machine that stores and processes data by following a program",

@@ -4,16 +4,21 @@ import re
 from dataclasses import dataclass
 from html.parser import HTMLParser
 
-BLOCKS = frozenset("p li dd dt div section article blockquote h1 h2 h3 h4 h5 h6 br hr body td".split())
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+BLOCKS = _words("p li dd dt div section article blockquote h1 h2 h3 h4 h5 h6 br hr body td")
 HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))
-DROPPED = frozenset("script style nav table pre header footer svg form head button select textarea aside".split())
+DROPPED = _words("script style nav table pre header footer svg form head button select textarea aside")
 # Containers that are menus by their class or id; tags of these kinds are closed reliably in generated pages.
-CONTAINERS = frozenset("div span ul ol dl a p section".split())
+CONTAINERS = _words("div span ul ol dl a p section")
 MENU = re.compile(
-    r"sidebar|related|(?<![\w-])nav(header|footer|igation|bar)?(?![\w-])|toc\b|footer|headerlink|menu|breadcrumb|genindex|anchor|"
-    r"copyright|admonition-title|source-link|search|toggle"
+    r"sidebar|related|(?<![\w-])nav(header|footer|igation|bar)?(?![\w-])|toc\b|footer|headerlink|menu|"
+    r"breadcrumb|genindex|anchor|copyright|admonition-title|source-link|search|toggle"
 )
-MENU_IDS = frozenset("nav navbar navigation footer header sidebar toc menu search page-header page-footer".split())
+MENU_IDS = _words("nav navbar navigation footer header sidebar toc menu search page-header page-footer")
 TYPOGRAPHY = str.maketrans(
     {
         **dict.fromkeys("‘’‚‛′`´", "'"),

@@ -80,7 +80,7 @@ def _r_strings(path: Path) -> Iterator[list[Block]]:
 def _r_lines(vector: bytes) -> list[str]:
     """Strings of a serialised character vector (XDR form): per string a word of flags, a length, the bytes."""
     lines, at = [], vector.find(b"\x00\x04\x00\x09")
-    while 0 <= at and at + 8 <= len(vector):
+    while at >= 0 and at + 8 <= len(vector):
         flags, length = R_STRING.unpack_from(vector, at)
         if flags & 0xFF != R_STRING_TYPE or length > len(vector):
             break

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from train.sample import Sample, Split, user
 from train.words import COLOURS, THINGS, plain_sentence
@@ -122,7 +123,7 @@ def make_multikey(rng: random.Random, filler: Filler, prompt_tokens: int) -> Sam
     for statement in statements:
         paragraphs.insert(rng.randint(0, len(paragraphs)), statement)
     messages = [user("\n\n".join([*paragraphs, f"What is the code of the {asked[0]}?"]))]
-    for before, name in zip(asked, asked[1:], strict=False):
+    for before, name in pairwise(asked):
         messages.append({"role": "assistant", "content": _code_answer(before, codes)})
         messages.append(user(f"What is the code of the {name}?"))
     return Sample("multikey", messages, False, _code_answer(asked[-1], codes), codes[asked[-1]])

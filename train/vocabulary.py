@@ -21,7 +21,13 @@ FIRST = (BOS, EOS, PAD)
 CONTEXT = 4096
 # What the chat format puts into every prompt with thinking on, and into prompts with tools or JSON asked for; tests
 # compare it with the encoder's output.
-TEMPLATES = ("Reasoning Effort: 75 (range 1-100, higher values indicate more thorough reasoning)",)
+TEMPLATES = (
+    "Reasoning Effort: 75 (range 1-100, the higher the value, the more thorough the reasoning)",
+    "The passkey is 12345. Remember it. What is the passkey? What was the passkey? The code of the red door is 1.",
+    "What number is in the image? Which number do you see? Please read the digits.",
+)
+# Often enough that each word of a template becomes a token.
+TEMPLATE_REPEATS = 4000
 
 
 def build_tokenizer(texts: Iterable[str], entries: int = ENTRIES) -> Tokenizer:
@@ -68,7 +74,7 @@ def training_texts(documents: list[str], seed: int, documents_used: int, samples
     rng = stream(Split.TRAIN, "documents", seed)
     yield from rng.sample(documents, min(documents_used, len(documents)))
     yield from task_texts(samples, seed)
-    yield from TEMPLATES * 100
+    yield from TEMPLATES * TEMPLATE_REPEATS
 
 
 def tokenizer_config() -> dict[str, object]:

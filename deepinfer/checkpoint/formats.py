@@ -68,7 +68,7 @@ def dequantize_fp8_blocks(q: Tensor, scale: Tensor) -> Tensor:
 def quantize_fp8_rows(w: Tensor) -> tuple[Tensor, Tensor]:
     """Engram table: w [R, C], C a multiple of 32 -> (E4M3 [R, C], E8M0 [R, C/32])."""
     values, scale = _scaled_e4m3(_split(w, BLOCK), (-1,))
-    return values.reshape(w.shape).to(torch.float8_e4m3fn), _encode_e8m0(scale.squeeze(-1))
+    return values.reshape(w.shape).to(torch.float8_e4m3fn).contiguous(), _encode_e8m0(scale.squeeze(-1))
 
 
 def dequantize_fp8_rows(q: Tensor, scale: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def quantize_fp4_rows(w: Tensor) -> tuple[Tensor, Tensor]:
     values, scale = _scaled_e2m1(_split(w, BLOCK), -1)
     codes = _encode_e2m1(values.reshape(w.shape))
     packed = codes[..., 0::2] | (codes[..., 1::2] << 4)
-    return packed.view(torch.int8), _encode_e8m0(scale.squeeze(-1))
+    return packed.contiguous().view(torch.int8), _encode_e8m0(scale.squeeze(-1))
 
 
 def dequantize_fp4_rows(q: Tensor, scale: Tensor) -> Tensor:
@@ -179,4 +179,4 @@ def _decode_e2m1(codes: Tensor) -> Tensor:
 
 def _encode_e8m0(scale: Tensor) -> Tensor:
     """Powers of two (FP32, normal) to E8M0, which is the FP32 exponent byte."""
-    return (scale.view(torch.int32) >> 23).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return (scale.contiguous().view(torch.int32) >> 23).to(torch.uint8).view(torch.float8_e8m0fnu)

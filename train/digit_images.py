@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from train.sample import Sample, Split
+from train.sample import Sample, Split, belongs
 
 SIZES = ((96, 32),)
 QUESTIONS = (
@@ -57,10 +57,18 @@ def draw_number(rng: random.Random, text: str, width: int, height: int) -> Image
     return Image.fromarray(np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8))
 
 
+def _number(rng: random.Random, split: Split) -> str:
+    """Digits of a number of one to four digits; those of three and four are split between training and evaluation."""
+    digits = rng.randint(1, 4)
+    while True:
+        number = str(rng.randint(10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1))
+        if digits < 3 or belongs(f"image {number}", split):
+            return number
+
+
 def make_image(rng: random.Random, split: Split, sizes: tuple[tuple[int, int], ...] = SIZES) -> Sample:
     """A number of one to four digits in a picture of one of `sizes` (width, height); the answer is its digits."""
-    digits = rng.randint(1, 4)
-    number = str(rng.randint(10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1))
+    number = _number(rng, split)
     image = draw_number(rng, number, *rng.choice(sizes))
     parts = [{"type": "image", "image": image}, {"type": "text", "text": rng.choice(QUESTIONS)}]
     return Sample("image", [{"role": "user", "content": parts}], False, number, number, images=(image,))

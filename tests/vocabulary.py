@@ -10,6 +10,7 @@ from functools import cache
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from deepinfer.text.chat import ChatFormat
 from deepinfer.text.spellings import PROTOCOL_SPELLINGS, Spelling
 from deepinfer.text.tokenizer import Tokenizer
 
@@ -70,3 +71,9 @@ def tokenizer(name: str) -> Tokenizer:
     if name == "golden":
         return Tokenizer.from_file(GOLDEN / "checkpoint")
     return Tokenizer({"v41": v41_tokenizer_json, "toy": toy_tokenizer_json}[name]())
+
+
+@cache
+def chat_format(name: str) -> ChatFormat:
+    """Return the chat format over `tokenizer(name)`; building one takes a second, and calls leave no trace."""
+    return ChatFormat(tokenizer(name))

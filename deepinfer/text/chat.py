@@ -70,7 +70,8 @@ class ChatFormat:
         ids = self._encode_rendered(rendered, renderer.placeholder)
         ordered = [images[image_number(source.url)] for source in rendered.image_sources]
         self._check_placeholders(ids, ordered, len(images))
-        continued = bool(plain_messages[-1].get("prefix"))
+        last = plain_messages[-1]
+        continued = last["role"] == "assistant" and bool(last.get("prefix"))
         return EncodedChat(ids, ordered, ReplyFormat.from_options(options, continued))
 
     def parse(self, ids: Sequence[int], reply: ReplyFormat | None = None) -> ParsedReply:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import deepseek_recipe as recipe
@@ -85,7 +86,12 @@ class ReplyParser:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._eos = tokenizer.token_id(EOS)
-        self._tokenizer = recipe.Tokenizer.from_str(tokenizer.json)
+        self._json = tokenizer.json
+
+    @cached_property
+    def _tokenizer(self) -> recipe.Tokenizer:
+        """Built with the first reply: it takes half a second, and those who only encode need none."""
+        return recipe.Tokenizer.from_str(self._json)
 
     def parse(self, ids: Sequence[int], reply: ReplyFormat) -> ParsedReply:
         """Parse a finished or cut reply; EOS and whatever follows it is not read.
@@ -99,7 +105,8 @@ class ReplyParser:
         # Generators are consumed by use, so each reply has its own.
         stream = recipe.StreamProcessor(_generator(), reply.options(), self._tokenizer)
         events = stream.push(recipe.InferenceChunk.ready())
-        events += stream.push(recipe.InferenceChunk.tokens(ids))
+        for token_id in ids:  # one a chunk: a chunk that ends inside a character is held back whole
+            events += stream.push(recipe.InferenceChunk.tokens([token_id]))
         events += stream.push(recipe.InferenceChunk.finish(recipe.InferenceFinishReason.Stop)) + stream.finish()
         response = recipe.ChatCompletionResponse("", "", 0, 0, 0)
         for event in events:

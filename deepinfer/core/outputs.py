@@ -1,0 +1,76 @@
+"""What a finished request returns."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from deepinfer.core.errors import RequestError
+
+if TYPE_CHECKING:  # the noun only carries these
+    from deepinfer.text.reply import ParsedToolCall
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """The generated part of a request.
+
+    text: the decoded tokens, control tokens and the stop token left out.
+    token_ids: every generated token, the stop token included.
+    finish_reason: "stop" (a stop token came), "length" (`max_tokens` or the end of the context) or "error" (never ran).
+    reasoning, content, tool_calls: a chat's reply, parsed; None, None and empty for a plain prompt.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    reasoning: str | None = None
+    content: str | None = None
+    tool_calls: tuple["ParsedToolCall", ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were generated."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """One request and its completions; outputs stand in the order in which the prompts were given.
+
+    prompt: the text it came from; None for token ids, chats and requests that could not run.
+    prompt_token_ids: what the model read, image tokens included; empty if the request could not run.
+    outputs: the completions (one).
+    error: why the request did not run; None if it did.
+    """
+
+    index: int
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    error: RequestError | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many tokens the model read before the first generated one."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def text(self) -> str:
+        """The text of the first completion."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The generated tokens of the first completion."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first completion ended."""
+        return self.outputs[0].finish_reason
+
+    @classmethod
+    def failed(cls, index: int, error: RequestError) -> "RequestOutput":
+        """Return the output of a request that could not run."""
+        return cls(index, None, (), (CompletionOutput("", (), "error"),), error)

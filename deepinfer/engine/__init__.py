@@ -1,0 +1,1 @@
+"""Runs requests: admission, batches, the generation loop."""

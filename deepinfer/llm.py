@@ -1,0 +1,155 @@
+"""The offline API: prompts or conversations in, finished outputs out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from deepinfer.checkpoint.locate import resolve_model
+from deepinfer.config.envs import read_environment
+from deepinfer.core.errors import RequestError
+from deepinfer.core.outputs import RequestOutput
+from deepinfer.core.request import Request
+from deepinfer.core.sampling_params import SamplingParams
+from deepinfer.engine.admission import Conversation, Prompt
+from deepinfer.engine.batch import BatchLimits
+from deepinfer.engine.engine import Engine
+from deepinfer.engine.progress import Progress
+
+OnError = Literal["raise", "return"]
+Params = SamplingParams | Sequence[SamplingParams] | None
+_Item = TypeVar("_Item")
+
+
+class LLM:
+    """A loaded model that answers batches of prompts.
+
+    >>> llm = LLM()  # the checkpoint that ships with the project
+    >>> llm.generate("The first")[0].text
+    >>> llm.chat([{"role": "user", "content": "What is 47 + 38?"}])[0].outputs[0].content
+    """
+
+    def __init__(
+        self, model: str | Path | None = None, *, max_num_seqs: int = 32, max_num_batched_tokens: int = 16_384
+    ) -> None:
+        """Load a checkpoint: a directory, a name, or None for `DEEPINFER_HF_MODEL_DIR` and else the bundled one.
+
+        A step runs at most `max_num_seqs` sequences and `max_num_batched_tokens` positions, padding included.
+        Raises CheckpointError or ConfigError for a checkpoint or an environment variable that will not do.
+        """
+        limits = BatchLimits(max_num_seqs, max_num_batched_tokens)
+        self._engine = Engine(resolve_model(model), read_environment(), limits)
+        self.config = self._engine.config
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        on_error: OnError = "raise",
+    ) -> list[RequestOutput]:
+        """Continue each prompt: text, or token ids that are taken as they are; one prompt or a list of them.
+
+        `sampling_params` are for all prompts, or a list with one for each. A prompt that cannot be served raises a
+        `RequestError`, before anything runs, that lists every bad prompt and why; with `on_error="return"` the others
+        run and the output of a bad one has `finish_reason` "error" and its `error`.
+        """
+        many = _prompt_list(prompts)
+        return self._answer("prompt", many, self._engine.admission.prompt, sampling_params, use_tqdm, on_error)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        *,
+        thinking: bool = True,
+        reasoning_effort: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        use_tqdm: bool = True,
+        on_error: OnError = "raise",
+    ) -> list[RequestOutput]:
+        """Answer each conversation: a list of messages in OpenAI form, or a list of such lists.
+
+        Content is a string or a list of parts; an image part is `{"type": "image", "image": path, bytes or PIL image}`
+        or `{"type": "image_url", "image_url": {"url": path or data URL}}`. Each output's completion holds `reasoning`,
+        `content` and `tool_calls`. The rest is as for `generate`.
+        """
+        options = {"thinking": thinking, "reasoning_effort": reasoning_effort, "tools": tools}
+
+        def admit(index: int, conversation: Conversation, params: SamplingParams) -> Request:
+            return self._engine.admission.chat(index, conversation, params, options)
+
+        many = _conversation_list(messages)
+        return self._answer("conversation", many, admit, sampling_params, use_tqdm, on_error)
+
+    def _answer(
+        self,
+        noun: str,
+        items: Sequence[_Item],
+        admit: Callable[[int, _Item, SamplingParams], Request],
+        sampling_params: Params,
+        use_tqdm: bool,
+        on_error: OnError,
+    ) -> list[RequestOutput]:
+        """Admit every item, then run the good ones; outputs stand in the order of the items."""
+        if on_error not in ("raise", "return"):
+            raise RequestError(f"on_error is {on_error!r}; it takes 'raise' or 'return'")
+        params = _params_list(sampling_params, len(items), noun)
+        requests: list[Request] = []
+        errors: dict[int, RequestError] = {}
+        for index, item in enumerate(items):
+            try:
+                requests.append(admit(index, item, params[index]))
+            except RequestError as error:
+                errors[index] = error
+        if errors and on_error == "raise":
+            raise _summary(errors, noun, len(items))
+        with Progress(len(requests), use_tqdm) as progress:
+            outputs = self._engine.run(requests, progress.step)
+        outputs += [RequestOutput.failed(index, error) for index, error in errors.items()]
+        return sorted(outputs, key=lambda output: output.index)
+
+
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """Tell one prompt from many: text, and a list that starts with a number, is one."""
+    if isinstance(prompts, str) or (isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return _checked_list(cast(Sequence[Prompt], prompts), "prompts", "text, a list of token ids, or a list of these")
+
+
+def _conversation_list(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:
+    """Tell one conversation from many: a list that starts with a message is one."""
+    if isinstance(messages, Sequence) and messages and isinstance(messages[0], Mapping):
+        return [cast(Conversation, messages)]
+    return _checked_list(cast(Sequence[Conversation], messages), "messages", "a list of messages, or a list of these")
+
+
+def _checked_list(items: Sequence[_Item], name: str, takes: str) -> Sequence[_Item]:
+    if not isinstance(items, Sequence) or isinstance(items, str | bytes):
+        raise RequestError(f"{name} takes {takes}, not {type(items).__name__}")
+    return items
+
+
+def _params_list(params: Params, count: int, noun: str) -> Sequence[SamplingParams]:
+    """Return one set of sampling parameters for each of `count` items."""
+    if params is None:
+        return [SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+        raise RequestError(
+            f"sampling_params takes SamplingParams, or a list with one for each {noun}, not {params!r:.80}"
+        )
+    if len(params) != count:
+        raise RequestError(
+            f"sampling_params has {len(params)} entries for {count} {noun}s; it takes one for each, or one for all"
+        )
+    return params
+
+
+def _summary(errors: Mapping[int, RequestError], noun: str, count: int) -> RequestError:
+    """Return one error that lists every bad item."""
+    if count == 1:
+        return errors[0]
+    listed = "; ".join(f"{noun} {index}: {error}" for index, error in errors.items())
+    return RequestError(f"{len(errors)} of {count} {noun}s cannot be served, none was run: {listed}")

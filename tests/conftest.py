@@ -1,0 +1,38 @@
+"""What several test files share: where the golden data lies, a small chat model, a clean environment."""
+
+import os
+from pathlib import Path
+
+import pytest
+import tiny
+
+HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden", type=Path, default=HERE / "golden", help="directory of golden data")
+
+
+@pytest.fixture(autouse=True)
+def no_project_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own settings must not decide whether a test passes."""
+    for name in list(os.environ):
+        if name.startswith(("DEEPINFER_", "EVAL_JUDGE_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def golden(pytestconfig: pytest.Config) -> Path:
+    directory: Path = pytestconfig.getoption("golden")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def golden_checkpoint(golden: Path) -> Path:
+    return golden / "checkpoint"
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of four layers whose vocabulary holds the chat protocol; it talks nonsense in the right form."""
+    return tiny.write(tmp_path_factory.mktemp("tiny") / "checkpoint")

@@ -1,0 +1,99 @@
+"""Compares the reference model with golden data: python scripts/check_golden.py DIR [--json FILE].
+
+DIR holds `checkpoint/` (released layout) and files of inputs and expected values; cases are discovered from them.
+Every row of an FP32 tensor must agree within 1e-3 (norm of the difference over norm of the expected row; prompts
+named `prose` by the median row); drafts, hashes, patches, grids and number formats must be identical. A row that
+fails because a window KV value lies on a rounding tie passes only if rounding it the other way gives the expected
+row; the table says so. Exits with 0 if all agrees, else with 1.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from golden_check import inputs, target
+from golden_check.compare import Report, Result, errors, failing, results
+from golden_check.data import Golden
+from golden_check.ties import explain
+
+from deepinfer.core.errors import DeepInferError
+
+SUITES = (
+    inputs.number_formats,
+    inputs.engram,
+    inputs.image_grids,
+    target.trace,
+    target.text,
+    target.replay,
+    target.draft,
+    inputs.vision,
+)
+
+
+@torch.inference_mode()
+def check(directory: Path) -> Report:
+    """Compare everything that `directory` holds. Raises DeepInferError where it is no golden data."""
+    golden, report = Golden(directory), Report()
+    for suite in SUITES:
+        for group in suite(golden):
+            actual = group.run()
+            found = errors(group, actual)
+            failures = failing(group, found)
+            tie = explain(group, failures) if failures and not group.by_median else ""
+            report.results += results(group, found, actual, tie)
+    report.not_compared = golden.unread()
+    if not report.results:
+        raise DeepInferError(f"{directory}: holds a checkpoint but no golden data, such as text_fp32.safetensors")
+    return report
+
+
+def table(report: Report) -> str:
+    """One line a result."""
+    lines = [f"{'case':28} {'what':22} {'error':>8} {'limit':>6}  {'ok':4} {'tie'}"]
+    for result in report.results:
+        ok = "yes" if result.ok else "NO"
+        tail = " ".join(filter(None, (result.tie and f"tie: {result.tie}", result.note)))
+        lines.append(
+            f"{result.case:28} {result.what:22} {result.error:8.1e} {result.limit:6.0e}  {ok:4} {tail}".rstrip()
+        )
+    lines += [f"not compared: {name}" for name in report.not_compared]
+    return "\n".join(lines)
+
+
+def as_json(report: Report) -> str:
+    """The same as JSON; an error that is no number is null."""
+
+    def entry(result: Result) -> dict[str, object]:
+        error = result.error if math.isfinite(result.error) else None
+        return {**asdict(result), "error": error, "ok": result.ok}
+
+    cases = [entry(result) for result in report.results]
+    return json.dumps({"ok": report.ok, "cases": cases, "not_compared": report.not_compared}, indent=1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Compare the reference model with golden data.")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="golden data, such as tests/golden")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    options = parser.parse_args(arguments)
+    try:
+        report = check(options.directory)
+    except DeepInferError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(table(report))
+    if options.json is not None:
+        options.json.write_text(as_json(report) + "\n", encoding="utf-8")
+    bad = sum(not result.ok for result in report.results)
+    print(f"{len(report.results) - bad} of {len(report.results)} agree" + (f"; {bad} do not" if bad else ""))
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,7 +4,6 @@ import base64
 import binascii
 import io
 import urllib.parse
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -53,9 +52,7 @@ def _data_url(url: str) -> bytes:
 
 def _open(data: bytes, where: str) -> Image.Image:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # _decode refuses by its own limit
-            image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data))
     except Exception as error:  # Pillow's plugins raise many types on broken files
         raise RequestError(f"{where} is not a readable image (PNG, JPEG, WebP, GIF, ...): {error}") from error
     with image:

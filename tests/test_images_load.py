@@ -1,0 +1,238 @@
+"""Opening what users send: every source and pixel format ends as upright RGB, every fault as one RequestError."""
+
+import base64
+import contextlib
+import io
+import struct
+import urllib.parse
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from deepinfer.core.errors import RequestError
+from deepinfer.text import pixels
+from deepinfer.text.pixels import load_image
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning:PIL"),  # about damaged tags
+    pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning"),
+]
+RED, GREEN, WHITE = (255, 0, 0), (0, 255, 0), (255, 255, 255)
+
+
+def two_pixels() -> Image.Image:
+    image = Image.new("RGB", (2, 1), RED)
+    image.putpixel((1, 0), GREEN)
+    return image
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def colours(image: Image.Image) -> list[tuple[int, int, int]]:
+    assert image.mode == "RGB"
+    return [image.getpixel((x, y)) for y in range(image.height) for x in range(image.width)]
+
+
+class TestSources:
+    def test_all_give_the_same(self, tmp_path: Path) -> None:
+        data = encoded(two_pixels())
+        path = tmp_path / "image.png"
+        path.write_bytes(data)
+        base = base64.b64encode(data).decode()
+        lines = "\n".join(base[i : i + 20] for i in range(0, len(base), 20))
+        sources = [
+            path,
+            str(path),
+            data,
+            two_pixels(),
+            Image.open(path),
+            f"data:image/png;base64,{base}",
+            f"DATA:;BASE64,{lines}",
+            f"data:image/png;base64,{urllib.parse.quote(base, safe='')}",
+            f"data:image/png,{urllib.parse.quote_from_bytes(data)}",
+        ]
+        for source in sources:
+            assert colours(load_image(source)) == [RED, GREEN]
+
+    def test_the_content_decides_not_the_name(self, tmp_path: Path) -> None:
+        path = tmp_path / "picture.txt"
+        path.write_bytes(encoded(two_pixels(), "BMP"))
+        assert colours(load_image(path)) == [RED, GREEN]
+
+    def test_a_given_image_is_not_changed(self) -> None:
+        image = Image.new("RGBA", (1, 1), (255, 0, 0, 0))
+        assert colours(load_image(image)) == [WHITE]
+        assert (image.mode, image.getpixel((0, 0))) == ("RGBA", (255, 0, 0, 0))
+
+
+class TestPixelFormats:
+    @pytest.mark.parametrize("form", ["PNG", "BMP", "GIF", "TIFF", "PPM", "ICO"])
+    def test_lossless_files(self, form: str) -> None:
+        image = Image.new("RGB", (16, 16), RED)
+        image.paste(GREEN, (8, 0, 16, 16))
+        assert colours(load_image(encoded(image, form))) == colours(image)
+
+    @pytest.mark.parametrize("form", ["JPEG", "WEBP"])
+    @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+    def test_lossy_files(self, form: str, mode: str) -> None:
+        if (form, mode) == ("WEBP", "CMYK"):
+            mode = "RGBA"
+        image = Image.new("RGB", (16, 16), (200, 200, 200)).convert(mode)
+        loaded = np.asarray(load_image(encoded(image, form))).astype(int)
+        assert abs(loaded - 200).max() <= 3
+
+    @pytest.mark.parametrize(("value", "expected"), [(0, 0), (65535, 255), (32896, 128), (257, 1), (128, 0)])
+    def test_sixteen_bit_grey_is_scaled(self, value: int, expected: int) -> None:
+        image = Image.fromarray(np.full((1, 1), value, dtype=np.uint16))
+        assert colours(load_image(encoded(image))) == [(expected,) * 3]
+        assert colours(load_image(image)) == [(expected,) * 3]
+        assert colours(load_image(Image.fromarray(np.full((1, 1), value, dtype=np.int32)))) == [(expected,) * 3]
+
+    def test_alpha_lies_over_white(self) -> None:
+        image = Image.new("RGBA", (3, 1), (0, 0, 0, 0))
+        image.putpixel((1, 0), (0, 0, 0, 255))
+        image.putpixel((2, 0), (255, 0, 0, 51))
+        assert colours(load_image(encoded(image))) == [WHITE, (0, 0, 0), (255, 204, 204)]
+
+    def test_grey_with_alpha(self) -> None:
+        assert colours(load_image(encoded(Image.new("LA", (1, 1), (0, 0))))) == [WHITE]
+
+    def test_a_palette_with_a_transparent_colour(self) -> None:
+        image = Image.new("P", (2, 1))
+        image.putpalette([*RED, *GREEN])
+        image.putpixel((1, 0), 1)
+        assert colours(load_image(encoded(image))) == [RED, GREEN]
+        assert colours(load_image(encoded(image, transparency=0))) == [WHITE, GREEN]
+
+    def test_a_transparent_key_colour(self) -> None:
+        assert colours(load_image(encoded(two_pixels(), transparency=RED))) == [WHITE, GREEN]
+
+    def test_black_and_white(self) -> None:
+        assert colours(load_image(encoded(Image.new("1", (1, 1), 1)))) == [WHITE]
+
+    def test_the_first_frame_of_an_animation(self) -> None:
+        frames = [Image.new("RGB", (4, 4), colour) for colour in (RED, GREEN)]
+        for form in ("GIF", "PNG", "WEBP", "TIFF"):
+            options = {"lossless": True} if form == "WEBP" else {}
+            data = encoded(frames[0], form, save_all=True, append_images=frames[1:], **options)
+            assert set(colours(load_image(data))) == {RED}
+
+
+class TestOrientation:
+    @pytest.mark.parametrize(("orientation", "expected"), [(1, [RED, GREEN]), (2, [GREEN, RED]), (3, [GREEN, RED])])
+    def test_exif_is_applied(self, orientation: int, expected: list[Any]) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        assert colours(load_image(encoded(two_pixels(), exif=exif))) == expected
+
+    def test_quarter_turns_swap_the_sides(self) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        loaded = load_image(encoded(two_pixels(), exif=exif))
+        assert (loaded.size, colours(loaded)) == ((1, 2), [RED, GREEN])
+
+    def test_broken_exif_does_not_cost_the_image(self) -> None:
+        data = encoded(two_pixels(), exif=b"Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x09garbage")
+        assert colours(load_image(data)) == [RED, GREEN]
+
+
+def png_header(width: int, height: int) -> bytes:
+    """Return a PNG that claims a size, with hardly any data behind it."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
+    )
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            ("absent/file.png", r"'absent/file\.png' cannot be read"),
+            (Path("absent.png"), r"'absent\.png' cannot be read"),
+            ("nul\0byte.png", "cannot be read"),
+            ("x" * 5000, "cannot be read"),
+            (".", "cannot be read"),
+            ("http://localhost/x.png", "URLs are not fetched"),
+            ("https://localhost/x.png", "URLs are not fetched"),
+            ("file:///etc/passwd", "URLs are not fetched"),
+            ("data:image/png;base64", "no comma"),
+            ("data:image/png;base64,@@@", "not base64"),
+            ("data:image/png;base64,AAA", "not base64"),
+            ("data:image/png;base64,é", "not base64"),
+            ("data:image/png;base64,", "not a readable image"),
+            ("data:,hello", "not a readable image"),
+            (b"", "not a readable image"),
+            (b"not an image", "not a readable image"),
+            (None, "got NoneType"),
+            (5, "got int"),
+            (bytearray(b"x"), "got bytearray"),
+        ],
+    )
+    def test_sources(self, source: Any, message: str) -> None:
+        with pytest.raises(RequestError, match=message):
+            load_image(source)
+
+    @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
+    def test_cut_files(self, form: str) -> None:
+        data = encoded(noise(40, 40), form)
+        with pytest.raises(RequestError, match=r"bytes \(\d+\)"):
+            load_image(data[: len(data) // 2])
+
+    @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
+    @given(data=st.data())
+    @settings(max_examples=40, deadline=None)
+    def test_damaged_files_load_or_have_one_error(self, form: str, data: st.DataObject) -> None:
+        damaged = bytearray(encoded(noise(12, 9), form))
+        for _ in range(data.draw(st.integers(1, 4))):
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+        with contextlib.suppress(RequestError):
+            assert load_image(bytes(damaged)).mode == "RGB"
+
+    @pytest.mark.parametrize("side", [20_000, 60_000, 2**31 - 1])
+    def test_bombs(self, side: int) -> None:
+        with pytest.raises(RequestError, match=r"pixels|not a readable image"):
+            load_image(png_header(side, side))
+
+    def test_the_limit_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(pixels, "MAX_PIXELS", 8)
+        assert load_image(Image.new("RGB", (4, 2))).size == (4, 2)
+        with pytest.raises(RequestError, match="has 3 x 3 pixels; expected at least 1 and at most 8"):
+            load_image(encoded(Image.new("RGB", (3, 3))))
+
+    @pytest.mark.parametrize("size", [(0, 5), (5, 0)])
+    def test_no_pixels(self, size: tuple[int, int]) -> None:
+        with pytest.raises(RequestError, match=f"{size[0]} x {size[1]} pixels"):
+            load_image(Image.new("RGB", size))
+
+    def test_text_and_archives_are_not_images(self, tmp_path: Path) -> None:
+        for name, data in (("a.png", b"hello"), ("b.png", b"PK\x03\x04rest"), ("c.svg", b"<svg/>")):
+            (tmp_path / name).write_bytes(data)
+            with pytest.raises(RequestError, match=f"{name} is not a readable image"):
+                load_image(tmp_path / name)
+
+    def test_an_image_that_was_closed(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.png"
+        path.write_bytes(encoded(two_pixels()))
+        with Image.open(path) as image:
+            pass
+        with pytest.raises(RequestError, match="PIL image cannot be decoded"):
+            load_image(image)

@@ -15,6 +15,7 @@ from train.sources import SOURCES, Source
 
 PARAGRAPH = "The quick brown fox jumps over the lazy dog, and it is happy with that."
 OTHER = "A river is a large stream of water that flows to the sea or to a lake."
+WRAPPED = OTHER.replace(" that ", "\n  that ")
 
 PAGE = f"""<html><head><title>Menu</title></head><body>
 <nav><p>{PARAGRAPH}</p></nav>
@@ -86,7 +87,7 @@ def _write(root: Path, name: str, data: bytes) -> None:
     ("kind", "name", "data"),
     [
         ("html", "a.html", f"<p>{PARAGRAPH}</p><p>{OTHER}".encode()),
-        ("text", "a.txt.gz", gzip.compress(f"{PARAGRAPH}\n \n{OTHER.replace(' that ', '\n  that ')}".encode())),
+        ("text", "a.txt.gz", gzip.compress(f"{PARAGRAPH}\n \n{WRAPPED}".encode())),
         ("vim", "a.html", f"<pre><b>{PARAGRAPH}</b>\n\n{OTHER}</pre>".encode()),
         ("pod", "a.pod", f"=head1 NAME\n\nB<{PARAGRAPH}>\n\n  code\n\n{OTHER}\n".encode()),
         ("dictionary", "a.dict.dz", gzip.compress(f"{PARAGRAPH}\n\n{OTHER.replace('river', '{river}')}".encode())),

@@ -95,6 +95,11 @@ class TestPixelFormats:
         loaded = np.asarray(load_image(encoded(image, form))).astype(int)
         assert abs(loaded - 200).max() <= 3
 
+    def test_photographs_that_hold_several_pictures(self) -> None:
+        grey = Image.new("RGB", (16, 16), (200, 200, 200))
+        data = encoded(grey, "MPO", save_all=True, append_images=[Image.new("RGB", (16, 16))])
+        assert abs(np.asarray(load_image(data)).astype(int) - 200).max() <= 3
+
     @pytest.mark.parametrize(("value", "expected"), [(0, 0), (65535, 255), (32896, 128), (257, 1), (128, 0)])
     def test_sixteen_bit_grey_is_scaled(self, value: int, expected: int) -> None:
         image = Image.fromarray(np.full((1, 1), value, dtype=np.uint16))
@@ -162,6 +167,15 @@ def png_header(width: int, height: int) -> bytes:
     )
 
 
+CONTENTS = {
+    "a.png": b"hello",
+    "b.png": b"PK\x03\x04rest",
+    "c.svg": b"<svg/>",
+    "d.eps": encoded(two_pixels(), "EPS"),  # Pillow would hand it to Ghostscript
+    "e.pdf": encoded(two_pixels(), "PDF"),
+}
+
+
 class TestFaults:
     @pytest.mark.parametrize(
         ("source", "message"),
@@ -224,7 +238,7 @@ class TestFaults:
             load_image(Image.new("RGB", size))
 
     def test_text_and_archives_are_not_images(self, tmp_path: Path) -> None:
-        for name, data in (("a.png", b"hello"), ("b.png", b"PK\x03\x04rest"), ("c.svg", b"<svg/>")):
+        for name, data in CONTENTS.items():
             (tmp_path / name).write_bytes(data)
             with pytest.raises(RequestError, match=f"{name} is not a readable image"):
                 load_image(tmp_path / name)

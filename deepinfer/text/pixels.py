@@ -13,6 +13,8 @@ from deepinfer.core.errors import RequestError
 
 # Pillow warns above this and refuses at twice as much; here the first is refused already.
 MAX_PIXELS = 89_478_485
+# Not all that Pillow opens: some of its formats start other programs (EPS) or are known to no user.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "TGA", "JPEG2000")
 
 
 def load_image(source: str | Path | bytes | Image.Image) -> Image.Image:
@@ -52,9 +54,9 @@ def _data_url(url: str) -> bytes:
 
 def _open(data: bytes, where: str) -> Image.Image:
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Exception as error:  # Pillow's plugins raise many types on broken files
-        raise RequestError(f"{where} is not a readable image (PNG, JPEG, WebP, GIF, ...): {error}") from error
+        raise RequestError(f"{where} is not a readable image ({', '.join(FORMATS)}): {error}") from error
     with image:
         return _decode(image, where)
 

@@ -254,7 +254,7 @@ class TestMissingSpellings:
         ([USER, CALLS, USER], {}, "tool_call"),
         ([USER, answer(None), USER], {}, "content or tool_calls"),
         ([USER, answer(tool_calls=[{"id": "a"}])], {}, "rendered"),
-        ([USER], {"reasoning_effort": "huge"}, "'huge' is unknown; expected low, high"),
+        ([USER], {"reasoning_effort": "huge"}, "'huge' is unknown; expected one of low, high"),
         ([USER], {"reasoning_effort": 50}, "50 is unknown"),
         ([USER], {"tools": [{"name": "f"}]}, "rendered"),
         ([USER], {"tools": [tool("f b")]}, "pattern"),

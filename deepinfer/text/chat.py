@@ -32,7 +32,7 @@ class ChatFormat:
         """Keep the tokenizer; whether it has the chat spellings is checked when a chat needs them."""
         self._tokenizer = tokenizer
         self._parser = ReplyParser(tokenizer)
-        self._renderer = _Renderer(IMAGE)
+        self._renderer = _Renderer(unused_placeholder([]))
 
     def encode(
         self,
@@ -54,29 +54,30 @@ class ChatFormat:
         told to the model, none is enforced here. RequestError for anything else, and where the vocabulary lacks a
         spelling that the prompt needs.
         """
-        if reasoning_effort not in (None, *EFFORTS):
-            raise RequestError(f"reasoning_effort {reasoning_effort!r} is unknown; expected {', '.join(EFFORTS)}")
-        body = {
+        options = {
+            "reasoning_effort": _known_effort(reasoning_effort),
             "tools": tools,
             "tool_choice": tool_choice if tools else None,
-            "reasoning_effort": reasoning_effort,
             "response_format": response_format,
         }
-        body = {key: value for key, value in body.items() if value is not None}
+        body = {key: value for key, value in options.items() if value is not None}
         plain_messages, images = take_images(messages)
         body |= {"messages": plain_messages, "thinking": {"type": "enabled" if thinking else "disabled"}}
-        renderer = _Renderer(unused_placeholder(plain_messages)) if images else self._renderer
-        rendered, options = renderer.render(body)
+        renderer = self._renderer_with(unused_placeholder(plain_messages))
+        rendered, parsing = renderer.render(body)
         ids = self._encode_rendered(rendered, renderer.placeholder)
         ordered = [images[image_number(source.url)] for source in rendered.image_sources]
         self._check_placeholders(ids, ordered, len(images))
         last = plain_messages[-1]
         continued = last["role"] == "assistant" and bool(last.get("prefix"))
-        return EncodedChat(ids, ordered, ReplyFormat.from_options(options, continued))
+        return EncodedChat(ids, ordered, ReplyFormat.from_options(parsing, continued))
 
     def parse(self, ids: Sequence[int], reply: ReplyFormat | None = None) -> ParsedReply:
         """Split the ids that the model produced into reasoning, content and tool calls; see `ReplyParser.parse`."""
         return self._parser.parse(ids, reply or ReplyFormat())
+
+    def _renderer_with(self, placeholder: str) -> "_Renderer":
+        return self._renderer if placeholder == self._renderer.placeholder else _Renderer(placeholder)
 
     def _encode_rendered(self, rendered: recipe.RenderedPrompt, placeholder: str) -> list[int]:
         """Only the ranges that the renderer marked are control tokens; the text between is encoded as plain text."""
@@ -103,6 +104,12 @@ class ChatFormat:
         places = ids.count(self._tokenizer.token_id(IMAGE)) if given else 0
         if not places == len(ordered) == given:
             raise RequestError(f"{given} images were given but the prompt has {places} places for them")
+
+
+def _known_effort(effort: str | None) -> str | None:
+    if effort not in (None, *EFFORTS):
+        raise RequestError(f"reasoning_effort {effort!r} is unknown; expected one of {', '.join(EFFORTS)}")
+    return effort
 
 
 class _Renderer:

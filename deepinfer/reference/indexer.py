@@ -54,6 +54,8 @@ def candidate_positions(scores: Tensor, allowed: Tensor, block: int, count: int,
     the budget of ``count`` blocks.
     """
     size = scores.shape[-1]
+    if size == 0:
+        return allowed
     masked = scores.masked_fill(~allowed, -torch.inf)
     masked = nn.functional.pad(masked, (0, -size % block), value=-torch.inf)
     blocks = masked.unflatten(-1, (-1, block)).amax(-1)

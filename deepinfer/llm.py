@@ -37,7 +37,8 @@ class LLM:
         Raises CheckpointError or ConfigError for a checkpoint or an environment variable that will not do.
         """
         limits = BatchLimits(max_num_seqs, max_num_batched_tokens)
-        self._engine = Engine(resolve_model(model), read_environment(), limits)
+        self.directory = resolve_model(model)
+        self._engine = Engine(self.directory, read_environment(), limits)
         self.config = self._engine.config
 
     def generate(
@@ -62,7 +63,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
         *,
-        thinking: bool = True,
+        thinking: bool | Sequence[bool] = True,
         reasoning_effort: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         use_tqdm: bool = True,
@@ -72,14 +73,17 @@ class LLM:
 
         Content is a string or a list of parts; an image part is `{"type": "image", "image": path, bytes or PIL image}`
         or `{"type": "image_url", "image_url": {"url": path or data URL}}`. Each output's completion holds `reasoning`,
-        `content` and `tool_calls`. The rest is as for `generate`.
+        `content` and `tool_calls`. `thinking` is for all conversations, or a list with one for each. The rest is as
+        for `generate`.
         """
-        options = {"thinking": thinking, "reasoning_effort": reasoning_effort, "tools": tools}
+        many = _conversation_list(messages)
+        modes = _one_each(thinking, bool, len(many), "thinking", "conversation")
+        options = {"reasoning_effort": reasoning_effort, "tools": tools}
 
         def admit(index: int, conversation: Conversation, params: SamplingParams) -> Request:
-            return self._engine.admission.chat(index, conversation, params, options)
+            chosen = {"thinking": modes[index], **options}
+            return self._engine.admission.chat(index, conversation, params, chosen)
 
-        many = _conversation_list(messages)
         return self._answer("conversation", many, admit, sampling_params, use_tqdm, on_error)
 
     def _answer(
@@ -94,7 +98,8 @@ class LLM:
         """Admit every item, then run the good ones; outputs stand in the order of the items."""
         if on_error not in ("raise", "return"):
             raise RequestError(f"on_error is {on_error!r}; it takes 'raise' or 'return'")
-        params = _params_list(sampling_params, len(items), noun)
+        default = SamplingParams() if sampling_params is None else sampling_params
+        params = _one_each(default, SamplingParams, len(items), "sampling_params", noun)
         requests: list[Request] = []
         errors: dict[int, RequestError] = {}
         for index, item in enumerate(items):
@@ -112,7 +117,8 @@ class LLM:
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """Tell one prompt from many: text, and a list that starts with a number, is one."""
-    if isinstance(prompts, str) or (isinstance(prompts, Sequence) and prompts and isinstance(prompts[0], int)):
+    is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
+    if isinstance(prompts, str) or (is_list and prompts and isinstance(prompts[0], int)):
         return [cast(Prompt, prompts)]
     return _checked_list(cast(Sequence[Prompt], prompts), "prompts", "text, a list of token ids, or a list of these")
 
@@ -130,21 +136,17 @@ def _checked_list(items: Sequence[_Item], name: str, takes: str) -> Sequence[_It
     return items
 
 
-def _params_list(params: Params, count: int, noun: str) -> Sequence[SamplingParams]:
-    """Return one set of sampling parameters for each of `count` items."""
-    if params is None:
-        return [SamplingParams()] * count
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+def _one_each(value: _Item | Sequence[_Item], kind: type[_Item], count: int, name: str, noun: str) -> Sequence[_Item]:
+    """Return one `kind` for each of `count` items from one for all or a list."""
+    if isinstance(value, kind):
+        return [value] * count
+    if not isinstance(value, Sequence) or not all(isinstance(one, kind) for one in value):
+        raise RequestError(f"{name} takes {kind.__name__}, or a list with one for each {noun}, not {value!r:.80}")
+    if len(value) != count:
         raise RequestError(
-            f"sampling_params takes SamplingParams, or a list with one for each {noun}, not {params!r:.80}"
+            f"{name} has {len(value)} entries for {count} {noun}s; it takes one for each, or one for all"
         )
-    if len(params) != count:
-        raise RequestError(
-            f"sampling_params has {len(params)} entries for {count} {noun}s; it takes one for each, or one for all"
-        )
-    return params
+    return value
 
 
 def _summary(errors: Mapping[int, RequestError], noun: str, count: int) -> RequestError:

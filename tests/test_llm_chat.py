@@ -9,7 +9,7 @@ import pytest
 import tiny
 from PIL import Image
 
-from deepinfer import LLM, SamplingParams
+from deepinfer import LLM, RequestError, SamplingParams
 from deepinfer.text import spellings
 from deepinfer.text.chat import ChatFormat
 from deepinfer.text.images import image_types, plan_grid
@@ -45,6 +45,14 @@ def test_the_prompt_is_what_the_chat_format_encodes(llm: LLM, thinking: bool) ->
     assert list(output.prompt_token_ids) == ChatFormat(TOKENIZER).encode(QUESTION, thinking=thinking).ids
     assert output.prompt_token_ids[-1] == token(spellings.THINK if thinking else spellings.END_THINK)
     assert output.prompt is None
+
+
+def test_thinking_can_be_chosen_for_each_conversation(llm: LLM) -> None:
+    outputs = llm.chat([QUESTION, QUESTION], SHORT, thinking=[False, True], use_tqdm=False)
+    ends = [output.prompt_token_ids[-1] for output in outputs]
+    assert ends == [token(spellings.END_THINK), token(spellings.THINK)]
+    with pytest.raises(RequestError, match="thinking has 1 entries for 2 conversations"):
+        llm.chat([QUESTION, QUESTION], SHORT, thinking=[True], use_tqdm=False)
 
 
 def test_effort_and_tools_reach_the_prompt(llm: LLM) -> None:

@@ -81,18 +81,18 @@ new_ascend_venv() {
     make_venv "$python" --system-site-packages
 }
 
-pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+pip_install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
 
 install_torch() {
     case "$accelerator" in
         cpu)
             say "installing $CPU_TORCH"
-            pip "$CPU_TORCH"
+            pip_install "$CPU_TORCH"
             ;;
         nvidia)
             if ! has_cuda_torch .venv/bin/python; then
                 say "installing $GPU_TORCH"
-                pip "$GPU_TORCH"
+                pip_install "$GPU_TORCH"
             fi
             has_cuda_torch .venv/bin/python || die "the torch in .venv is no CUDA build >= 2.11; remove .venv and run this again"
             ;;
@@ -105,7 +105,7 @@ install() {
     if [ "$extra" = test ]; then target=".[test]"; fi
     install_torch
     say "installing deepinfer${target#.} and what it needs"
-    pip --editable "$target"
+    pip_install --editable "$target"
 }
 
 [ "$accelerator" = ascend ] && say "warning: deepinfer has never been run on an Ascend device; expect to mend things"
@@ -117,7 +117,7 @@ if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$key" ]; then
     exit 0
 fi
 [ -d .venv ] || "new_${accelerator}_venv"
-if ! recent .venv/bin/python || ! pip --version >/dev/null 2>&1; then
+if ! recent .venv/bin/python || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     die ".venv holds no working Python >= 3.11 with pip; remove it (rm -r .venv) and run this again"
 fi
 install

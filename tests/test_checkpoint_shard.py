@@ -58,6 +58,7 @@ def test_tensors_that_are_not_aligned_are_read_too(tmp_path: Path) -> None:
         text = json.dumps(header).encode() + b" " * padding
         shard = Shard(write(tmp_path / f"{padding}", text, b"\7" + struct.pack("<2f", 1.5, -2.0)))
         assert shard.tensor("b").tolist() == [1.5, -2.0]
+        assert shard.tensor("b").data_ptr() % 4 == 0
         assert shard.tensor("a").tolist() == [7]
 
 

@@ -157,13 +157,13 @@ def test_parameters_views_and_other_dtypes_are_taken(tmp_path: Path) -> None:
     name, other = "layers.0.attn.wo_b.weight", "layers.0.attn.wkv.weight"
     tensors[name] = torch.nn.Parameter(tensors[name].T.contiguous().T)
     tensors[other] = tensors[other].double()
-    tensors["norm.weight"] = tensors["layers.0.attn_norm.weight"] = torch.ones(128)  # one storage, two names
+    tensors["layers.0.hc_attn_scale"] = tensors["layers.0.hc_ffn_scale"] = torch.ones(3)  # one storage, two names
     write_checkpoint(tmp_path / "model", tiny(), tensors)
     checkpoint = Checkpoint(tmp_path / "model")
     checkpoint.check()
     for key in (name, other):
         assert torch.equal(checkpoint.load(key), formats.fp8_blocks_round_trip(expected[key]))
-    assert torch.equal(checkpoint.load("layers.0.attn_norm.weight"), torch.ones(128))
+    assert torch.equal(checkpoint.load("layers.0.hc_ffn_scale"), torch.ones(3))
 
 
 def test_an_earlier_checkpoint_is_replaced_whole(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from deepinfer.reference import attention, block, draft, engram, experts, hyper, indexer, model, norm
 from deepinfer.reference.attention import Attention, Rows, SharedKV
+from deepinfer.reference.experts import MixtureOfExperts, Router
 from deepinfer.reference.hyper import Mix
 from deepinfer.reference.indexer import Indexer, Selection
 from deepinfer.reference.rotary import rotate as rotate_reference
@@ -35,7 +36,7 @@ class TrainingState:
 
     sparse: bool = False  # attend to the selected positions only, as in inference
     records: list[IndexRecord] = field(default_factory=list)
-    loads: list[Tensor] = field(default_factory=list)  # rows per expert of every router, int64 [E]
+    loads: list[tuple[Router, Tensor]] = field(default_factory=list)  # rows per expert [2, E]: text, image tokens
 
     def begin(self, sparse: bool) -> None:
         """Forget the last step."""
@@ -47,35 +48,13 @@ class TrainingState:
 STATE = TrainingState()
 
 
-def sinkhorn(scores: Tensor, iterations: int, eps: float) -> Tensor:
-    """`hyper.sinkhorn` on scalars, so that a compiler fuses all iterations into one pass: [N, S, S] -> [N, S, S]."""
-    size = range(scores.shape[-1])
-    softened = scores.softmax(-1) + eps
-    comb = [[softened[:, r, s] for s in size] for r in size]
-
-    def columns(m: list[list[Tensor]]) -> list[list[Tensor]]:
-        scale = [1 / (sum(m[r][s] for r in size) + eps) for s in size]
-        return [[m[r][s] * scale[s] for s in size] for r in size]
-
-    def rows(m: list[list[Tensor]]) -> list[list[Tensor]]:
-        scale = [1 / (sum(m[r]) + eps) for r in size]
-        return [[m[r][s] * scale[r] for s in size] for r in size]
-
-    comb = columns(comb)
-    for _ in range(iterations - 1):
-        comb = columns(rows(comb))
-    return torch.stack([torch.stack(row, -1) for row in comb], -2)
-
-
-def _mix(projected: Tensor, square: Tensor, base: Tensor, scale: Tensor, hc_eps: float, iterations: int) -> Mix:
-    streams = 4 if projected.shape[-1] == 24 else int((1 + projected.shape[-1]) ** 0.5) - 1
-    z = base + projected * square * torch.cat(
-        [scale[i : i + 1].expand(n) for i, n in enumerate((streams, streams, streams * streams))]
-    )
-    pre, post, comb = z.split((streams, streams, streams * streams), dim=-1)
-    return Mix(
-        pre.sigmoid() + hc_eps, 2 * post.sigmoid(), sinkhorn(comb.unflatten(-1, (streams, streams)), iterations, hc_eps)
-    )
+def _mix_parts(
+    projected: Tensor, inverse_rms: Tensor, base: Tensor, scale: Tensor, hc_eps: float, streams: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pre and post coefficients, and the scores of comb, from fn's product [N, 2S + S*S] and 1 / rms [N, 1]."""
+    weights = torch.cat([scale[i : i + 1].expand(n) for i, n in enumerate((streams, streams, streams * streams))])
+    pre, post, comb = (base + projected * inverse_rms * weights).split((streams, streams, streams * streams), dim=-1)
+    return pre.sigmoid() + hc_eps, 2 * post.sigmoid(), comb.unflatten(-1, (streams, streams))
 
 
 def _inverse_rms(flat: Tensor, eps: float) -> Tensor:
@@ -129,6 +108,11 @@ def _rotate(x: Tensor, positions: Tensor, freqs: Tensor, inverse: bool) -> Tenso
     return rotate_reference(x, positions, freqs, inverse)
 
 
+def _grouped_mm(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Products of consecutive row groups: x [M, C], weights [E, C, N], ends int32 [E] -> [M, N]."""
+    return torch._grouped_mm(x, weights, offs=ends)
+
+
 def _index_terms(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
     """Index scores FP32 [B, R, S], one head at a time: the products of all heads never exist together."""
     total = None
@@ -143,8 +127,11 @@ def _index_terms(q: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
 class Operators:
     """The functions above, plain or compiled."""
 
-    mix: Callable[..., Any] = _mix
+    grouped_mm: Callable[..., Any] = _grouped_mm
+
+    mix_parts: Callable[..., Any] = _mix_parts
     inverse_rms: Callable[..., Any] = _inverse_rms
+    sinkhorn: Callable[..., Any] = hyper.sinkhorn
     collapse: Callable[..., Any] = _collapse
     expand: Callable[..., Any] = _expand
     rms_norm: Callable[..., Any] = _rms_norm
@@ -154,6 +141,7 @@ class Operators:
     swiglu: Callable[..., Any] = swiglu_reference
     rotate: Callable[..., Any] = _rotate
     index_terms: Callable[..., Any] = _index_terms
+    gate: Callable[..., Any] = engram.Engram.gate
     window_fp8: Callable[..., Any] = window_fp8
     latent_nvfp4: Callable[..., Any] = latent_nvfp4
     index_mxfp4: Callable[..., Any] = index_mxfp4
@@ -168,7 +156,8 @@ def fast_coefficients(
     """See `hyper.coefficients`."""
     flat = x.reshape(-1, x.shape[-2] * x.shape[-1])
     projected = nn.functional.linear(flat.float(), fn)
-    mix = OPS.mix(projected, OPS.inverse_rms(flat, norm_eps), base, scale, hc_eps, iterations)
+    pre, post, scores = OPS.mix_parts(projected, OPS.inverse_rms(flat, norm_eps), base, scale, hc_eps, x.shape[-2])
+    mix = Mix(pre, post, OPS.sinkhorn(scores, iterations, hc_eps))
     return Mix(*(part.reshape(*x.shape[:-2], *part.shape[1:]) for part in mix))
 
 
@@ -200,6 +189,21 @@ def fast_rotate(x: Tensor, positions: Tensor, freqs: Tensor, inverse: bool = Fal
     return OPS.rotate(x, positions, freqs, inverse)
 
 
+class Permute(torch.autograd.Function):
+    """Rows of x [N, C] in another order, with the inverse order as the gradient's (an index's gradient would sort)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        """x[order]."""
+        ctx.save_for_backward(inverse)
+        return x[order]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """grad[inverse]."""
+        return grads[0][ctx.saved_tensors[0]], None, None
+
+
 def fast_routed_experts(
     x: Tensor, chosen: Tensor, weights: Tensor, w1: Tensor, w2: Tensor, w3: Tensor, limit: float
 ) -> Tensor:
@@ -208,13 +212,24 @@ def fast_routed_experts(
     order = chosen.flatten().argsort(stable=True)
     sorted_experts = chosen.flatten()[order]
     ends = torch.searchsorted(sorted_experts, torch.arange(count, device=x.device), right=True).to(torch.int32)
-    STATE.loads.append(torch.diff(ends, prepend=ends.new_zeros(1)).detach())
-    rows = nn.functional.embedding(order // per_token, x)
-    products = [torch._grouped_mm(rows, w.to(x.dtype).transpose(1, 2), offs=ends) for w in (w1, w3)]
-    inner = OPS.swiglu_weighted(*products, weights.flatten()[order], limit)
-    out = torch._grouped_mm(inner, w2.to(x.dtype).transpose(1, 2), offs=ends)
     back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-    return nn.functional.embedding(back, out).view(len(x), per_token, -1).float().sum(1).to(x.dtype)
+    rows = Permute.apply(x[:, None].expand(-1, per_token, -1).reshape(-1, x.shape[1]), order, back)
+    products = [OPS.grouped_mm(rows, w.to(x.dtype).transpose(1, 2), ends) for w in (w1, w3)]
+    inner = OPS.swiglu_weighted(*products, weights.flatten()[order], limit)
+    out = OPS.grouped_mm(inner, w2.to(x.dtype).transpose(1, 2), ends)
+    return Permute.apply(out, back, order).view(len(x), per_token, -1).float().sum(1).to(x.dtype)
+
+
+def fast_mixture(self: MixtureOfExperts, h: Tensor, is_image: Tensor) -> Tensor:
+    """See `MixtureOfExperts.forward`; also counts each expert's rows, text and image tokens apart."""
+    rows, images = h.flatten(0, -2), is_image.flatten()
+    scores, bias = self.gate(rows, images)
+    chosen, weights = experts.route(scores, bias, self.per_token, self.scaling, self.normalise)
+    with torch.no_grad():
+        kinds = torch.stack((~images, images)).float()[:, :, None].expand(-1, -1, chosen.shape[1]).flatten(1)
+        load = kinds.new_zeros(2, scores.shape[1]).scatter_add_(1, chosen.flatten().expand(2, -1), kinds)
+    STATE.loads.append((self.gate, load))
+    return self.experts(rows, chosen, weights).view_as(h) + self.shared_experts(h)
 
 
 def near_mask(rows: Rows, window: int, batch: int) -> Tensor:
@@ -304,6 +319,11 @@ def install(compiled: bool) -> None:
         torch._dynamo.config.recompile_limit = 64
         for name in Operators.__dataclass_fields__:
             setattr(OPS, name, torch.compile(getattr(OPS, name), dynamic=False))
+        from train.sinkhorn import Sinkhorn
+
+        OPS.sinkhorn = Sinkhorn.apply
+    # Not compiled: one library call.
+    OPS.grouped_mm = _grouped_mm
     hyper.coefficients = fast_coefficients
     for module in (block, draft, model, hyper):
         for name, function in (("collapse", fast_collapse), ("expand", fast_expand)):
@@ -320,4 +340,5 @@ def install(compiled: bool) -> None:
     attention.sparse_attention = masked_attention
     Attention.select = masked_select
     Indexer.keys = detached_keys
-    engram.Engram.gate = torch.compile(engram.Engram.gate, dynamic=False) if compiled else engram.Engram.gate
+    engram.Engram.gate = OPS.gate
+    MixtureOfExperts.forward = fast_mixture

@@ -160,6 +160,7 @@ def test_the_progress_bar_tells_requests_and_tokens(tiny_llm: LLM, capsys: pytes
     assert "2/2" in shown
     assert "6 tokens" in shown
     tiny_llm.generate("a", GREEDY, use_tqdm=False)
+    tiny_llm.generate([])
     assert capsys.readouterr().err == ""
 
 

@@ -14,7 +14,9 @@ class Progress:
 
     def __init__(self, requests: int, shown: bool) -> None:
         pause = 0.2 if sys.stderr.isatty() else 5.0  # seconds between redraws; a log file wants few
-        self._bar = tqdm(total=requests, desc="requests", unit="req", disable=not shown, mininterval=pause, miniters=0)
+        self._bar = tqdm(
+            total=requests, desc="requests", unit="req", disable=not (shown and requests), mininterval=pause, miniters=0
+        )
         self._begin = time.perf_counter()
         self._tokens = 0
 

@@ -59,7 +59,6 @@ def test_junk_as_the_whole_input_is_answered_or_refused(llm: LLM, junk: Any) -> 
     for ask in (llm.generate, llm.chat):
         try:
             outputs = ask(junk, ONE, use_tqdm=False, on_error="return")
-        except RequestError as error:
-            assert str(error)
-        else:
-            assert all(answered_or_refused(output) for output in outputs)
+        except RequestError:
+            continue  # any other exception fails the test
+        assert all(answered_or_refused(output) for output in outputs)

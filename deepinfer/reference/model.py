@@ -160,21 +160,23 @@ class ReferenceModel(nn.Module):
         """FP32 logits [..., vocab] of final-normed hidden states [..., H]."""
         return nn.functional.linear(hidden.float(), self.head.weight.float())
 
-    def draft(self, ids: Tensor, features: Tensor, anchors: Tensor) -> Draft:
+    def draft(self, ids: Tensor, features: Tensor, anchors: Tensor, first: int = 0) -> Draft:
         """Greedy blocks for the anchors of one sequence.
 
-        ``ids`` int64 [T]; ``features`` [T or more, F] of its tokens, as `forward` gives them without replay;
-        ``anchors`` int64 [N] are positions of anchor tokens (the feature of an anchor itself is not read).
+        ``ids`` int64 [T]; ``features`` [R, F] of the tokens from position ``first`` on, as `forward` gives them (tokens
+        before are hidden from the drafter); ``anchors`` int64 [N] are positions of anchor tokens (the feature of an
+        anchor itself is not read).
         """
         config, window = self.config, self.config.sliding_window
-        known = torch.arange(features.shape[0], device=ids.device)
+        known = first + torch.arange(features.shape[0], device=ids.device)
         contexts = draft_context(self.mtp, features[None], known)
         before = anchors[:, None] - torch.arange(window, 0, -1, device=ids.device)
-        windows = [keys[0][before.clamp(0, max(features.shape[0] - 1, 0))] for keys in contexts]
+        rows = (before - first).clamp(0, max(features.shape[0] - 1, 0))
+        windows = [keys[0][rows] for keys in contexts]
         at = anchors[:, None] + torch.arange(config.dspark_block_size, device=ids.device)
         inputs = torch.full_like(at, config.dspark_noise_token_id)
         inputs[:, 0] = ids[anchors]
         embedded = self.embed(inputs).to(features.dtype)
-        x = draft_hidden(self.mtp, embedded, windows, before >= 0, at, config.hc_mult)
+        x = draft_hidden(self.mtp, embedded, windows, before >= first, at, config.hc_mult)
         last = self.mtp[-1]
         return finish_greedily(last, x, self.logits(last.norm(x)), ids[anchors])

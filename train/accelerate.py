@@ -19,6 +19,7 @@ from deepinfer.reference.hyper import Mix
 from deepinfer.reference.indexer import Indexer, Selection
 from deepinfer.reference.rotary import rotate as rotate_reference
 from deepinfer.reference.rounding import index_mxfp4, latent_nvfp4, window_fp8
+from deepinfer.reference.vision import VisionAttention, rotate_halves
 
 
 @dataclass
@@ -37,6 +38,7 @@ class TrainingState:
     sparse: bool = False  # attend to the selected positions only, as in inference
     records: list[IndexRecord] = field(default_factory=list)
     loads: list[tuple[Router, Tensor]] = field(default_factory=list)  # rows per expert [2, E]: text, image tokens
+    patch_mask: Tensor | None = None  # bool [N, P]: which places of the canvas hold a patch of their image
 
     def begin(self, sparse: bool) -> None:
         """Forget the last step."""
@@ -142,6 +144,7 @@ class Operators:
     rotate: Callable[..., Any] = _rotate
     index_terms: Callable[..., Any] = _index_terms
     gate: Callable[..., Any] = engram.Engram.gate
+    rotate_halves: Callable[..., Any] = rotate_halves
     window_fp8: Callable[..., Any] = window_fp8
     latent_nvfp4: Callable[..., Any] = latent_nvfp4
     index_mxfp4: Callable[..., Any] = index_mxfp4
@@ -226,8 +229,8 @@ def fast_mixture(self: MixtureOfExperts, h: Tensor, is_image: Tensor) -> Tensor:
     scores, bias = self.gate(rows, images)
     chosen, weights = experts.route(scores, bias, self.per_token, self.scaling, self.normalise)
     with torch.no_grad():
-        kinds = torch.stack((~images, images)).float()[:, :, None].expand(-1, -1, chosen.shape[1]).flatten(1)
-        load = kinds.new_zeros(2, scores.shape[1]).scatter_add_(1, chosen.flatten().expand(2, -1), kinds)
+        hits = (chosen[..., None] == torch.arange(scores.shape[1], device=h.device)).any(1)
+        load = torch.stack(((hits & ~images[:, None]).sum(0), (hits & images[:, None]).sum(0))).float()
     STATE.loads.append((self.gate, load))
     return self.experts(rows, chosen, weights).view_as(h) + self.shared_experts(h)
 
@@ -313,6 +316,15 @@ def index_loss() -> Tensor:
     return torch.stack(losses).mean()
 
 
+def canvas_attention(self: VisionAttention, x: Tensor, angles: Tensor) -> Tensor:
+    """See `VisionAttention.forward`, for images of several grids on one canvas: patches see those of their image."""
+    q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in self.wqkv(x).chunk(3, dim=-1))
+    q, k = (OPS.rotate_halves(part, angles).transpose(1, 2) for part in (q, k))
+    mask = None if STATE.patch_mask is None else STATE.patch_mask[:, None, None]
+    mixed = nn.functional.scaled_dot_product_attention(q, k, v.transpose(1, 2), attn_mask=mask)
+    return self.wo(mixed.transpose(1, 2).flatten(-2))
+
+
 def install(compiled: bool) -> None:
     """Put the fast operators in the reference's place, for this process."""
     if compiled:
@@ -342,3 +354,4 @@ def install(compiled: bool) -> None:
     Indexer.keys = detached_keys
     engram.Engram.gate = OPS.gate
     MixtureOfExperts.forward = fast_mixture
+    VisionAttention.forward = canvas_attention

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from train.sample import Sample, Split, belongs
 
-SIZES = ((96, 32),)
+SIZES = ((96, 32), (96, 32), (64, 32), (128, 32), (80, 40), (128, 48), (160, 48))
 QUESTIONS = (
     "What number is in the image?",
     "Which number do you see?",

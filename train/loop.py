@@ -51,15 +51,15 @@ class Variant:
 
 def shares(progress: float) -> dict[Variant, float]:
     """Which steps to take at a point of training, 0 to 1: short and dense first, long and sparse last."""
-    if progress < 0.3:
+    if progress < 0.25:
         return {Variant(1024, False): 1.0}
-    if progress < 0.55:
+    if progress < 0.5:
         return {Variant(1024, False): 0.6, Variant(4096, False): 0.4}
     return {
         Variant(1024, False): 0.15,
         Variant(4096, False): 0.1,
-        Variant(1024, True): 0.4,
-        Variant(4096, True): 0.35,
+        Variant(1024, True): 0.45,
+        Variant(4096, True): 0.3,
     }
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from deepinfer.text.spellings import BOS, EOS, IMAGE, PAD
-from deepinfer.text.engram_classes import engram_classes
-from deepinfer.text.tokenizer import Tokenizer
 from deepinfer.reference.engram import primes_from
+from deepinfer.text.engram_classes import engram_classes
+from deepinfer.text.spellings import BOS, EOS, IMAGE, PAD
+from deepinfer.text.tokenizer import Tokenizer
 from train.tokenised import control_id
 from train.vocabulary import NOISE
 

@@ -18,51 +18,37 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from deepinfer.checkpoint.layout import Storage, tensor_layout
 from deepinfer.config.model import ModelConfig
-from deepinfer.reference.model import ReferenceModel
+from deepinfer.reference.model import ForwardOutput, ReferenceModel
 from deepinfer.text.engram_classes import engram_classes
 from deepinfer.text.tokenizer import Tokenizer
 from train import accelerate
+from train.canvas import Canvas
+from train.digit_images import SIZES
 from train.initial import initialise
 from train.loop import CapturedStep, Inputs, Outputs, Variant, learning_rate, shares
 from train.masters import Masters, balance, storages
 from train.mini_config import mini_config
-from train.packing import PackSettings, batches
-
-STEP_TOKENS = 32_768
-IMAGES = 48
+from train.stream import LONG, SHORT, STEP_TOKENS, loader, settings
 
 
-class Stream(IterableDataset[Inputs]):
-    """Batches of one shape; every worker has a stream of its own."""
-
-    def __init__(self, settings: PackSettings, seed: int) -> None:
-        self._settings, self._seed = settings, seed
-
-    def __iter__(self) -> Any:
-        worker = get_worker_info()
-        rng = random.Random(f"{self._seed}/{worker.id if worker else 0}")
-        for batch in batches(self._settings, self._seed, worker.id if worker else 0):
-            found = {name: torch.from_numpy(batch[name]) for name in ("ids", "types", "loss_weight", "patches")}
-            cuts = [rng.randrange(self._settings.tokens) if rng.random() < 0.5 else 0 for _ in range(len(batch["ids"]))]
-            yield found | {"cut": torch.tensor(cuts)}
-
-
-def forward(model: ReferenceModel, batch: Inputs, grid: tuple[int, int]) -> Any:
-    """The model on one batch; all image slots have one grid, free slots hold zeros that no token reads."""
+def forward(model: ReferenceModel, batch: Inputs, canvas: Canvas) -> ForwardOutput:
+    """The model on one batch of `train.stream.Stream`."""
+    accelerate.STATE.patch_mask = batch["patch_mask"]
     patches = batch["patches"].to(model.embed.weight.dtype)
-    cells = model.aligner(model.vision(patches, *grid), *grid).flatten(0, 1)
+    seen = model.vision(patches, canvas.rows, canvas.cols) * batch["patch_mask"][..., None]
+    cells = model.aligner(seen, canvas.rows, canvas.cols).flatten(0, 1)[batch["cells"]]
     ids = batch["ids"].long()
     x = model.embed_tokens(ids, batch["types"], cells)
     return model.run_layers(x, ids, batch["types"] != -1, batch["cut"], False, None)
 
 
 def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Cross-entropy in nats of predicting ids[b, t + 1] at position t: [B, T, vocab] -> [B, T]; the last column is 0."""
-    losses = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten().long(), reduction="none")
+    """Cross-entropy in nats of ids[b, t + 1] at position t: [B, T, vocab] -> [B, T]; the last column is 0."""
+    targets = ids[:, 1:].flatten().long()
+    losses = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets, reduction="none")
     return torch.nn.functional.pad(losses.view(len(ids), -1), (0, 1))
 
 
@@ -74,6 +60,7 @@ class Trainer:
         self.config_json = mini_config(tokenizer)
         self.config = ModelConfig.from_dict(self.config_json, "the small checkpoint's configuration")
         assert self.config.vision is not None
+        self.canvas = Canvas(SIZES, self.config.vision)
         self.device, self.peak, self.steps = device, peak, 0
         self.model = ReferenceModel(self.config, engram_classes(tokenizer))
         initialise(self.model, seed)
@@ -96,7 +83,7 @@ class Trainer:
 
         def step(batch: Inputs) -> Outputs:
             accelerate.STATE.begin(variant.sparse)
-            out = forward(self.model, batch, (4, 12))
+            out = forward(self.model, batch, self.canvas)
             losses, weight = token_losses(out.logits, batch["ids"]), batch["loss_weight"]
             language = (losses * weight).sum() / weight.sum()
             index = accelerate.index_loss()
@@ -152,29 +139,21 @@ def load_compact(trainer: Trainer, directory: Path) -> None:
     for file in sorted(directory.glob("masters-*.safetensors")):
         tensors |= load_file(file)
     biases = {name: tensors.pop(name) for name in list(tensors) if name in trainer.biases}
-    trainer.load({"masters": tensors, "biases": biases, "steps": json.loads((directory / "masters.json").read_text())["steps"]})
+    steps = json.loads((directory / "masters.json").read_text())["steps"]
+    trainer.load({"masters": tensors, "biases": biases, "steps": steps})
 
 
 def train(trainer: Trainer, arguments: argparse.Namespace) -> None:
     """Steps until the time is over; prints and logs every hundredth."""
-    settings = {
-        tokens: PackSettings(
-            arguments.data / "corpus.bin", arguments.tokenizer, trainer.config.vision, tokens, STEP_TOKENS // tokens, IMAGES
-        )
-        for tokens in (1024, 4096)
-    }
-    workers = {1024: arguments.workers - arguments.workers // 3, 4096: arguments.workers // 3}
+    third = arguments.workers // 3
     streams = {
-        tokens: iter(
-            DataLoader(
-                Stream(settings[tokens], 1000 * trainer.steps + tokens),
-                batch_size=None,
-                num_workers=workers[tokens],
-                pin_memory=trainer.device != "cpu",
-                prefetch_factor=4 if workers[tokens] else None,
-            )
+        tokens: loader(
+            settings(arguments.data, arguments.tokenizer, trainer.config.vision, tokens, mixture),
+            1000 * trainer.steps + tokens,
+            workers,
+            trainer.device != "cpu",
         )
-        for tokens in settings
+        for tokens, mixture, workers in ((1024, SHORT, arguments.workers - third), (4096, LONG, third))
     }
     rng = random.Random(trainer.steps)
     started, log = time.time(), (arguments.out / "log.jsonl").open("a")

@@ -7,9 +7,10 @@ import torch
 from released_config import ABSENT, edited, golden, small
 from torch import Tensor, nn
 
+from deepinfer.checkpoint.layout import Storage, tensor_layout
 from deepinfer.config.model import ModelConfig
 from deepinfer.reference.indexer import Ties
-from deepinfer.reference.loading import state
+from deepinfer.reference.loading import state, stored_names
 from deepinfer.reference.model import ReferenceModel
 
 # A model that takes milliseconds, with every part: three sources, reindex layers, candidates, Engram, vision, drafts.
@@ -95,6 +96,15 @@ def _random(name: str, parameter: nn.Parameter, generator: torch.Generator) -> T
 def tensors(model: ReferenceModel) -> dict[str, Tensor]:
     """The model's tensors under their checkpoint names."""
     return state(model)
+
+
+def to_bfloat16(model: ReferenceModel) -> ReferenceModel:
+    """The model with BF16 weights and activations; what checkpoints store in FP32 stays so, as in `load_reference`."""
+    layout = tensor_layout(model.config, head=Storage.BF16)
+    for name, parameter in model.named_parameters():
+        if layout[stored_names(name, len(parameter))[0]].storage is not Storage.F32:
+            parameter.data = parameter.data.bfloat16()
+    return model
 
 
 def prompt(model: ReferenceModel, length: int, seed: int = 0) -> Tensor:

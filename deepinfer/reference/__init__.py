@@ -12,7 +12,7 @@ Read it in this order; each module needs only those before it.
 
 Every function takes whole sequences, right-padded in a batch: [B, T, ...]. Letters in shapes: B sequences, T tokens,
 R rows that are computed (all tokens, or a replayed suffix), H hidden size, S streams or, after R, compressed positions.
-Parameters may be of any float dtype; activations keep the dtype of the embedding, and what the model defines in FP32
-(norms, routing, coefficients, softmax, logits) is computed in FP32. All of it is differentiable: rounding passes
-gradients straight through, and only the choices (experts, selected positions) pass none.
+Activations have the dtype of the embedding, FP32 or BF16; parameters that a checkpoint stores in FP32 stay FP32, and
+what the model defines in FP32 (norms, routing, coefficients, softmax, logits) is computed in FP32. All of it is
+differentiable: rounding passes gradients straight through, and only the choices (experts, positions) pass none.
 """

@@ -24,6 +24,7 @@ from deepinfer.reference.loading import state as stored_state
 from train import accelerate
 from train.loop import CapturedStep, Inputs, Outputs, learning_rate
 from train.masters import Masters, balance
+from train.operators import STATE
 from train.stream import REPLIES, loader, settings
 from train.target import Trainer, forward
 
@@ -95,7 +96,7 @@ class DraftTrainer:
         """Draft and teacher logits, confidence logits, labels and validity of all blocks of a batch."""
         config, block, ids = self.config, self.config.dspark_block_size, batch["ids"].long()
         with torch.no_grad():
-            accelerate.STATE.begin(sparse=True)
+            STATE.begin(sparse=True)
             out = forward(self.model, batch, self.target.canvas)
             at, valid = choose_anchors(batch["loss_weight"], block, ANCHORS)
             inside = at[..., None] + torch.arange(block, device=ids.device)
@@ -104,7 +105,7 @@ class DraftTrainer:
             given = ids.gather(1, inside.flatten(1)).view(-1, block)
             labels = ids.gather(1, (inside + 1).flatten(1)).view(-1, block)
             before = at[..., None] - torch.arange(config.sliding_window, 0, -1, device=ids.device)
-        accelerate.STATE.begin(sparse=True)
+        STATE.begin(sparse=True)
         stages = list(self.model.mtp)
         contexts = draft_context(stages, out.features, torch.arange(ids.shape[1], device=ids.device))
         shape = (at.numel(), config.sliding_window, config.head_dim)
@@ -124,7 +125,7 @@ class DraftTrainer:
         found = draft_losses(*self.blocks(batch))
         found["loss"].backward()
         norm = self.masters.step(clip=1.0)
-        balance(accelerate.STATE.loads, self.bias_rate)
+        balance(STATE.loads, self.bias_rate)
         return {"report": torch.stack([found[name].detach() for name in ("distance", "confidence", "length")] + [norm])}
 
     def run(self, batch: Inputs, progress: float) -> Tensor:

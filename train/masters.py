@@ -50,7 +50,8 @@ class Masters:
         for name, parameter in parameters.items():
             kept = storage[name] is Storage.F32
             parameter.data = self.masters[name].to(torch.float32 if kept else torch.bfloat16)
-        decayed, plain = self._groups()
+        decayed = [master for name, master in self.masters.items() if self._decays(name)]
+        plain = [master for name, master in self.masters.items() if not self._decays(name)]
         self.optimizer = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}],
             lr=self.lr,
@@ -61,12 +62,8 @@ class Masters:
         )
         self.write()
 
-    def _groups(self) -> tuple[list[Tensor], list[Tensor]]:
-        groups: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for name, master in self.masters.items():
-            matrix = master.dim() >= 2 and "hc_" not in name and "embed" not in name
-            groups[0 if matrix else 1].append(master)
-        return groups
+    def _decays(self, name: str) -> bool:
+        return self.masters[name].dim() >= 2 and "hc_" not in name and "embed" not in name
 
     @torch.no_grad()
     def write(self, names: Iterable[str] | None = None) -> None:

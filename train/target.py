@@ -29,14 +29,16 @@ from train.canvas import Canvas
 from train.digit_images import SIZES
 from train.initial import initialise
 from train.loop import CapturedStep, Inputs, Outputs, Variant, learning_rate, shares
+from train.masked_attention import index_loss
 from train.masters import Masters, balance, storages
 from train.mini_config import mini_config
+from train.operators import STATE
 from train.stream import LONG, SHORT, STEP_TOKENS, loader, settings
 
 
 def forward(model: ReferenceModel, batch: Inputs, canvas: Canvas) -> ForwardOutput:
     """The model on one batch of `train.stream.Stream`."""
-    accelerate.STATE.patch_mask = batch["patch_mask"]
+    STATE.patch_mask = batch["patch_mask"]
     patches = batch["patches"].to(model.embed.weight.dtype)
     seen = model.vision(patches, canvas.rows, canvas.cols) * batch["patch_mask"][..., None]
     cells = model.aligner(seen, canvas.rows, canvas.cols).flatten(0, 1)[batch["cells"]]
@@ -82,18 +84,18 @@ class Trainer:
         """The whole step of a variant: forward, both losses, backward, update, balance."""
 
         def step(batch: Inputs) -> Outputs:
-            accelerate.STATE.begin(variant.sparse)
+            STATE.begin(variant.sparse)
             out = forward(self.model, batch, self.canvas)
             losses, weight = token_losses(out.logits, batch["ids"]), batch["loss_weight"]
             language = (losses * weight).sum() / weight.sum()
-            index = accelerate.index_loss()
+            index = index_loss()
             (language + index).backward()
             norm = self.masters.step(clip=1.0)
-            balance(accelerate.STATE.loads, self.bias_rate)
+            balance(STATE.loads, self.bias_rate)
             with torch.no_grad():
                 reply = (weight == 1).float()
                 right = (out.logits[:, :-1].argmax(-1) == batch["ids"][:, 1:]).float() * reply[:, :-1]
-                heavy = torch.stack([load.max(-1).values[0] / load.mean(-1)[0] for _, load in accelerate.STATE.loads])
+                heavy = torch.stack([load.max(-1).values[0] / load.mean(-1)[0] for _, load in STATE.loads])
                 values = (language, index, norm, right.sum() / reply.sum(), heavy.max())
             return {"report": torch.stack([value.detach().float() for value in values])}
 

@@ -1,0 +1,1 @@
+"""What the engine remembers of its requests: byte layouts, device tensors, pages, shared prefixes and slower tiers."""

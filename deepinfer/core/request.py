@@ -23,6 +23,7 @@ class Request:
     images: preprocessed images, in the order of their spans.
     seed: seed of the sampling draws, already settled.
     reply: how a chat's reply is to be parsed; None for a plain prompt.
+    priority: lower is served sooner; waiting makes up for a higher number.
     """
 
     index: int
@@ -33,3 +34,4 @@ class Request:
     params: SamplingParams
     seed: int
     reply: "ReplyFormat | None" = None
+    priority: int = 0

@@ -1,0 +1,64 @@
+"""What one step of the model is to do: the scheduler writes plans, the runner carries them out, in their order."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive rows of one request in one step; positions count from 0 at the request's first token.
+
+    slot: the request's row in windows, pairs, histories and the page table.
+    first, count: the rows' positions are first .. first + count - 1.
+    token_ids: the rows' ids; None: one decode row whose id is the newest token of this slot, still on the device.
+    write_from: a compressed entry is written iff its last token's position is >= write_from.
+    floor: encoder-half windows see nothing before this position. A span with `first == floor` begins the request in
+        its slot: what the slot held before belongs to someone else.
+    cut: decoder-half windows of rows at or after `cut` see nothing before it.
+    decoder_from: rows at positions >= this run the decoder half too; it may lie beyond the span: then none do.
+    sample: the last row's logits give the request's next token.
+    """
+
+    request_id: int
+    slot: int
+    first: int
+    count: int
+    token_ids: tuple[int, ...] | None
+    write_from: int
+    floor: int
+    cut: int
+    decoder_from: int
+    sample: bool
+
+    @property
+    def end(self) -> int:
+        """The position after the last row."""
+        return self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class PageLoad:
+    """A page to be filled before the step from `data`, which a cache tier handed out and alone understands."""
+
+    page: int
+    data: object
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: decode spans first, then prefill; no request has two spans.
+
+    number: counts up from 0 without gaps; plans are carried out in this order.
+    pages: slot -> the request's whole list of pages, only where it changed since the last plan.
+    loads: pages to be filled from a tier before the step.
+    """
+
+    number: int
+    spans: tuple[Span, ...]
+    pages: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    loads: tuple[PageLoad, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of the step: the counts of all spans."""
+        return sum(span.count for span in self.spans)

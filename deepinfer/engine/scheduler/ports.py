@@ -1,0 +1,66 @@
+"""What the scheduler needs from the owner of the pages (`deepinfer.cache.manager.KVManager` fits)."""
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from deepinfer.core.plan import PageLoad
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The pages of a request at its start.
+
+    pages: pages for all tokens asked for, in order; the first `hit_tokens / page_size` are shared and never written.
+    hit_tokens: tokens whose global KV those pages hold already (a multiple of the page size), 0 for none.
+    miss: why the hit is no longer: "evicted", "first seen", "differs at token n", "too short", "mode forbids".
+    loads: hit pages whose bytes come from a lower tier: they must be filled before the step that first reads them.
+    """
+
+    pages: tuple[int, ...]
+    hit_tokens: int
+    miss: str | None
+    loads: tuple[PageLoad, ...] = ()
+
+
+class PageOwner(Protocol):
+    """Owns pages, reference counts, prefix tree and tiers; only the scheduler calls it, one call at a time."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page holds."""
+
+    @property
+    def total_pages(self) -> int:
+        """Pages there are, however used now."""
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that requests could take now: free ones and cached ones that no running request uses."""
+
+    def admit(
+        self, request_id: int, keys: Sequence[Hashable], tokens: int, *, spare: int, may_hit: bool
+    ) -> Admitted | None:
+        """Take pages for the first `tokens` tokens of a request, whose prompt's content is `keys` (one a token).
+
+        Shared pages that already hold the start of `keys` come first (at most all but the last of `tokens` tokens; none
+        if not `may_hit`), fresh ones follow. None, and nothing changes, unless `spare` pages stay available after it.
+        """
+
+    def extend(self, request_id: int, tokens: int) -> Sequence[int] | None:
+        """Take fresh pages until the request's pages hold `tokens` tokens; returns the new ones.
+
+        None, and nothing changes, if there are not enough.
+        """
+
+    def publish(self, request_id: int, keys: Sequence[Hashable]) -> None:
+        """Let others share the request's next whole pages: their tokens, with the content `keys`, are written.
+
+        The first call goes on where the hit ended, each further call where the last one did.
+        """
+
+    def release(self, request_id: int) -> None:
+        """Take back all pages of a request: no step in flight uses them any more."""
+
+    def discard(self, pages: Collection[int]) -> None:
+        """Never serve these pages again: the step that was to load them from a tier failed."""

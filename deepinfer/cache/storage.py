@@ -67,22 +67,24 @@ class Caches:
         """Bytes of one page, all kinds together."""
         return self.layout.page_bytes(self.page_size)
 
-    def read_pages(self, pages: Sequence[int]) -> Tensor:
-        """Copy pages to host memory: uint8 [len(pages), page bytes], source by source, latents before index keys."""
+    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
+        """Copy pages to host memory, `page_bytes` each: source by source, latents before index keys."""
         if not pages:
-            return torch.empty(0, self.page_bytes, dtype=torch.uint8)
+            return []
         rows = torch.tensor(pages, device=self.page_table.device)
-        return torch.cat([part[rows].flatten(1) for part in self._page_parts()], 1).cpu()
+        together = torch.cat([part[rows].flatten(1) for part in self._page_parts()], 1).cpu()
+        return [row.numpy().tobytes() for row in together]
 
-    def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
-        """Fill pages with what `read_pages` gave."""
+    def write_pages(self, pages: Sequence[int], data: Sequence[bytes]) -> None:
+        """Fill pages with what `read_pages` gave for others of the same layout, one entry of `data` a page."""
         if not pages:
             return
+        joined = torch.frombuffer(bytearray(b"".join(data)), dtype=torch.uint8).view(len(pages), self.page_bytes)
         rows = torch.tensor(pages, device=self.page_table.device)
         parts = self._page_parts()
-        sizes = [part[0].numel() for part in parts]
-        for part, columns in zip(parts, data.to(rows.device).split(sizes, 1), strict=True):
-            part[rows] = columns.reshape(len(pages), *part.shape[1:])
+        columns = torch.split(joined.to(rows.device), [part[0].numel() for part in parts], dim=1)
+        for part, values in zip(parts, columns, strict=True):
+            part[rows] = values.reshape(len(pages), *part.shape[1:])
 
     def _page_parts(self) -> list[Tensor]:
         return [part for pair in zip(self.latents, self.index_keys, strict=True) for part in pair]

@@ -1,0 +1,169 @@
+"""The one owner of global KV pages: which request holds which, and what content others may share."""
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from deepinfer.cache.layout import check_page_size
+from deepinfer.cache.pages import PageManager
+from deepinfer.cache.prefix import MODE_FORBIDS, Match, Node, PrefixTree
+from deepinfer.cache.statistics import CacheStatistics
+from deepinfer.engine.scheduler.ports import Admitted
+
+
+@dataclass(slots=True)
+class _Holding:
+    """The pages of one request, in order; the tree shows the first `shown` of them to others, if they were new to it.
+
+    keys: content of the pages that are or may be shown. node: where the tree goes on.
+    closed: a page of it is not to be trusted, so nothing more is shown.
+    """
+
+    pages: list[int]
+    node: Node
+    shown: int
+    keys: list[Hashable] = field(default_factory=list)
+    closed: bool = False
+
+
+class KVManager:
+    """Hands out pages to requests and finds those that already hold what a request begins with.
+
+    Host data only. A page goes from free to held by a request; once the request publishes its content, others share it;
+    when the last holder releases it, it stays idle until pages run out, the least recently released first.
+    """
+
+    def __init__(self, pages: int, page_size: int, identity: str) -> None:
+        """`identity` names all that decides what a page holds beside the tokens. Raises ConfigError for a bad size."""
+        check_page_size(page_size)
+        self.page_size = page_size
+        self.statistics = CacheStatistics()
+        self._pages = PageManager(pages, self._evict)
+        self._tree = PrefixTree(page_size, identity)
+        self._holdings: dict[int, _Holding] = {}
+
+    @property
+    def total_pages(self) -> int:
+        """Pages there are."""
+        return self._pages.total
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that requests could take now: free ones and idle ones."""
+        return self._pages.available
+
+    @property
+    def idle_pages(self) -> int:
+        """Pages that no request holds but that still have content to share."""
+        return self._pages.idle
+
+    def pages_of(self, request_id: int) -> tuple[int, ...]:
+        """All pages that a request holds, in order."""
+        return tuple(self._holdings[request_id].pages)
+
+    def admit(
+        self, request_id: int, keys: Sequence[Hashable], tokens: int, *, spare: int = 0, may_hit: bool = True
+    ) -> Admitted | None:
+        """Take pages for the first `tokens` tokens of a request whose prompt's content is `keys`, one a token.
+
+        Shared pages that hold the start of `keys` come first (whole pages, at most all but the last of `tokens` tokens;
+        none unless `may_hit`), fresh ones follow. None, and nothing changes, unless `spare` pages stay available.
+        """
+        if request_id in self._holdings:
+            raise ValueError(f"request {request_id} holds pages already")
+        match = self._match(keys, tokens) if may_hit else Match((), self._tree.root, MODE_FORBIDS)
+        fresh = self._pages_for(tokens) - len(match.pages)
+        idle_hits = sum(map(self._pages.is_idle, match.pages))
+        if self._pages.available - idle_hits - fresh < spare:
+            return None
+        self._pages.share(match.pages)
+        pages = [*match.pages, *self._take(fresh)]
+        hit = len(match.pages) * self.page_size
+        self._holdings[request_id] = _Holding(pages, match.node, len(match.pages), list(keys[:hit]))
+        self.statistics.admitted(len(keys), hit, match.miss)
+        return Admitted(tuple(pages), hit, match.miss)
+
+    def extend(self, request_id: int, tokens: int) -> list[int] | None:
+        """Take fresh pages until the request's pages hold `tokens` tokens; returns the new ones.
+
+        None, and nothing changes, if there are not enough.
+        """
+        holding = self._holdings[request_id]
+        fresh = max(0, self._pages_for(tokens) - len(holding.pages))
+        pages = self._pages.allocate(fresh)
+        if pages is not None:
+            holding.pages += pages
+        return pages
+
+    def publish(self, request_id: int, keys: Sequence[Hashable]) -> None:
+        """Let others share the request's next whole pages: their tokens, with the content `keys`, are written.
+
+        The first call goes on where the hit ended, each further call where the last one did.
+        """
+        holding = self._holdings[request_id]
+        if len(keys) % self.page_size or len(holding.keys) + len(keys) > len(holding.pages) * self.page_size:
+            raise ValueError(
+                f"request {request_id} cannot publish {len(keys)} tokens; it takes whole pages that it holds"
+            )
+        holding.keys += keys
+        if not holding.closed:
+            self._show(holding)
+
+    def release(self, request_id: int) -> None:
+        """Take back all pages of a request: no step in flight uses them any more."""
+        self._pages.release(self._holdings.pop(request_id).pages)
+
+    def discard(self, pages: Collection[int]) -> None:
+        """Never serve these pages again: what they hold is not what it should be."""
+        for holding in self._holdings.values():
+            holding.closed |= not set(pages).isdisjoint(holding.pages)
+        for page in pages:
+            self._forget(page)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless every page is accounted for exactly once for each holder."""
+        self._pages.check_integrity()
+        self._tree.check_integrity()
+        holders = [0] * self.total_pages
+        for holding in self._holdings.values():
+            for page in holding.pages:
+                holders[page] += 1
+        if holders != [self._pages.holders(page) for page in range(self.total_pages)]:
+            raise RuntimeError("reference counts and holdings differ")
+        if self._pages.kept != self._tree.pages():
+            raise RuntimeError("kept pages and the tree's pages differ")
+
+    def _match(self, keys: Sequence[Hashable], tokens: int) -> Match:
+        return self._tree.match(keys, min(tokens, len(keys)) - 1)
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def _take(self, count: int) -> list[int]:
+        pages = self._pages.allocate(count)
+        if pages is None:
+            raise RuntimeError(f"{count} pages were to be available and are not")
+        return pages
+
+    def _show(self, holding: _Holding) -> None:
+        """Add the holding's pages to the tree as far as their content is known."""
+        if not holding.node.attached:  # another request's page that this one stood on was evicted: start over with ours
+            holding.node, holding.shown = self._tree.root, 0
+        start = holding.shown * self.page_size
+        for chunk in self._tree.chunks(holding.keys, len(holding.keys), start):
+            page = holding.pages[holding.shown]
+            holding.node = self._tree.add(holding.node, chunk, page)
+            if holding.node.page == page:
+                self._pages.keep(page)
+            holding.shown += 1
+
+    def _evict(self, pages: list[int]) -> None:
+        """Forget idle pages that are about to be handed out."""
+        for page in pages:
+            self.statistics.evicted_pages += self._forget(page)
+
+    def _forget(self, page: int) -> int:
+        """Forget a page and those that follow it in the tree; returns how many."""
+        gone = self._tree.remove(page)
+        for each, _ in gone:
+            self._pages.forget(each)
+        return len(gone)

@@ -1,4 +1,7 @@
-"""What one step of the model is to do: the scheduler writes plans, the runner carries them out, in their order."""
+"""What one step of the model is to do, and with which pages.
+
+The scheduler writes plans and the runner carries them out, in their order; the owner of the pages admits requests.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,3 +65,19 @@ class Plan:
     def rows(self) -> int:
         """Rows of the step: the counts of all spans."""
         return sum(span.count for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The pages of a request at its start.
+
+    pages: pages for all tokens asked for, in order; the first `hit_tokens / page_size` are shared and never written.
+    hit_tokens: tokens whose global KV those pages hold already (a multiple of the page size), 0 for none.
+    miss: why the hit is no longer: "evicted", "first seen", "differs at token n", "too short", "mode forbids".
+    loads: hit pages whose bytes come from a lower tier: they must be filled before the step that first reads them.
+    """
+
+    pages: tuple[int, ...]
+    hit_tokens: int
+    miss: str | None
+    loads: tuple[PageLoad, ...] = ()

@@ -1,26 +1,11 @@
 """What the scheduler needs from the owner of the pages (`deepinfer.cache.manager.KVManager` fits)."""
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from deepinfer.core.plan import PageLoad
+from deepinfer.core.plan import Admitted
 
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """The pages of a request at its start.
-
-    pages: pages for all tokens asked for, in order; the first `hit_tokens / page_size` are shared and never written.
-    hit_tokens: tokens whose global KV those pages hold already (a multiple of the page size), 0 for none.
-    miss: why the hit is no longer: "evicted", "first seen", "differs at token n", "too short", "mode forbids".
-    loads: hit pages whose bytes come from a lower tier: they must be filled before the step that first reads them.
-    """
-
-    pages: tuple[int, ...]
-    hit_tokens: int
-    miss: str | None
-    loads: tuple[PageLoad, ...] = ()
+__all__ = ["Admitted", "PageOwner"]
 
 
 class PageOwner(Protocol):

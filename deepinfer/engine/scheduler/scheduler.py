@@ -1,0 +1,179 @@
+"""The scheduler: requests in, plans out, results back, until every request has ended."""
+
+from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Sequence as Seq
+
+from deepinfer.core.plan import Plan
+from deepinfer.core.request import Request
+from deepinfer.engine.replay import ReplayPolicy
+from deepinfer.engine.scheduler.admission import Admission
+from deepinfer.engine.scheduler.departures import Departures
+from deepinfer.engine.scheduler.draft import Draft
+from deepinfer.engine.scheduler.ending import EndRules
+from deepinfer.engine.scheduler.flights import Flights
+from deepinfer.engine.scheduler.growth import Growth
+from deepinfer.engine.scheduler.job import Job, Phase
+from deepinfer.engine.scheduler.landing import Landing
+from deepinfer.engine.scheduler.limits import SchedulerLimits
+from deepinfer.engine.scheduler.order import Ranked, rank
+from deepinfer.engine.scheduler.ports import PageOwner
+from deepinfer.engine.scheduler.running import Running
+from deepinfer.engine.scheduler.statistics import Statistics
+
+Keys = Callable[[Request], Seq[Hashable]]
+"""Maps a request to the content of its prompt's tokens, one key a token."""
+
+
+def token_keys(request: Request) -> Seq[Hashable]:
+    """Return the keys of a prompt without images: its token ids."""
+    return request.token_ids
+
+
+class Scheduler:
+    """Chooses the rows of every step.
+
+    Plain use: plan, run, commit, and again. Asynchronous use: plan step n + 1 before step n is committed; newest tokens
+    then stay on the device, and what n + 1 computes for a request that ended with n is dropped. Both give each request
+    the same tokens. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        replay: ReplayPolicy,
+        window: int,
+        kv: PageOwner,
+        ends: EndRules,
+        keys: Keys = token_keys,
+    ) -> None:
+        """Schedule for a model with sliding windows of `window` tokens; all pages of `kv` belong to this scheduler."""
+        self.statistics = Statistics()
+        self._limits = limits
+        self._replay = replay
+        self._kv = kv
+        self._ends = ends
+        self._keys = keys
+        self._jobs: dict[int, Job] = {}
+        self._waiting = Ranked()
+        self._running = Running(limits.max_num_seqs)
+        self._flights = Flights()
+        self._departures = Departures(kv, self._running, self._waiting, self._jobs, self.statistics)
+        self._growth = Growth(kv, self._running, self._departures)
+        self._admission = Admission(kv, self._running, self._waiting, window, limits.prefix_hits)
+        self._landing = Landing(kv, self._departures, self.statistics)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a slot or pages."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that get rows."""
+        return len(self._running)
+
+    def has_work(self) -> bool:
+        """Whether a request has not ended or a step is in flight."""
+        return bool(self._jobs)
+
+    def add(self, request: Request) -> int:
+        """Queue a request and return its id; RequestError, and nothing changes, if it can never fit."""
+        capacity = self._kv.total_pages * self._kv.page_size
+        length = len(request.token_ids)
+        sequence = self._ends.sequence(request, self._replay.start(length), capacity)
+        request_id = self.statistics.added
+        job = Job(
+            request_id,
+            sequence,
+            self._keys(request),
+            rank(request.priority, self._flights.next_number, request_id, self._limits.ageing_steps),
+            end=length + sequence.max_new_tokens - 1,
+            decoder_from=sequence.replay_start if self._replay.mode == "compact" else 0,
+        )
+        self._jobs[request_id] = job
+        self._waiting.insert(job)
+        self.statistics.added += 1
+        return request_id
+
+    def cancel(self, request_id: int) -> Job | None:
+        """End a request now and return it with the tokens it has; None if it has ended already (or never was)."""
+        job = self._jobs.get(request_id)
+        if job is None or job.phase is Phase.ENDED:
+            return None
+        self._departures.end(job)
+        self.statistics.cancelled += 1
+        return job
+
+    def plan(self) -> Plan | None:
+        """Choose the next step: decode rows, then prompts already begun, then new ones.
+
+        None if nothing can run before the step in flight is committed, or if there is no work. ValueError if two steps
+        are in flight.
+        """
+        self._flights.check_room()
+        draft = Draft(self._limits.max_num_batched_tokens)
+        self._decode(draft)
+        self._prefill(draft)
+        self._admit(draft)
+        if not draft.jobs:
+            self._check_alive()
+            return None
+        plan = self._flights.open(draft)
+        self.statistics.planned(plan, self._limits.max_num_batched_tokens - draft.budget, draft.decode_rows)
+        return plan
+
+    def commit(self, number: int, tokens: Mapping[int, int]) -> list[Job]:
+        """Take the results of step `number`: request id -> sampled token, for each span that samples.
+
+        Returns the jobs that got a token, ended ones included (`sequence.finish_reason` says so); tokens of requests
+        that ended before are ignored. ValueError, and nothing changes, for a step that is not the oldest in flight or
+        a missing token.
+        """
+        extended = self._landing.take(self._flights.oldest(number), tokens)
+        self._flights.close(number)
+        return extended
+
+    def fail(self, number: int, error: Exception, guilty: Collection[int] | None = None) -> list[Job]:
+        """Take note that step `number` failed, and return the requests lost with it, their `error` set.
+
+        guilty: ids of the requests at fault; the step's other requests begin again and lose nothing. None: all of them.
+        Requests outside the step are unaffected. ValueError if the step is not the oldest in flight.
+        """
+        return self._landing.lose(self._flights.close(number), error, guilty)
+
+    def _decode(self, draft: Draft) -> None:
+        self._growth.start_plan()
+        for job in self._running.decoding:
+            if job.phase is not Phase.RUNNING or job.next == job.end:  # just preempted; or its last token is in flight
+                continue
+            if job.next < job.room:
+                draft.decode(job)
+            elif self._growth.make_room(job):
+                draft.hold(job)
+                draft.decode(job)
+
+    def _prefill(self, draft: Draft) -> None:
+        for job in self._running.prefilling:
+            if not draft.budget:
+                return
+            self._run_chunk(draft, job)
+
+    def _admit(self, draft: Draft) -> None:
+        if self._growth.short:  # whoever comes now would take what the running requests wait for
+            return
+        while draft.budget and (job := self._admission.admit_next(draft)) is not None:
+            self._run_chunk(draft, job)
+
+    def _run_chunk(self, draft: Draft, job: Job) -> None:
+        chunk = self._limits.max_chunk or draft.budget
+        if draft.prefill(job, chunk):
+            self._running.prefilling.remove(job)
+            self._running.decoding.insert(job)
+
+    def _check_alive(self) -> None:
+        """RuntimeError instead of waiting for ever, should pages have been lost."""
+        if self._jobs and not len(self._flights):
+            raise RuntimeError(
+                f"{len(self._jobs)} requests cannot run though no step is in flight: "
+                f"{self._kv.available_pages} of {self._kv.total_pages} pages are available"
+            )

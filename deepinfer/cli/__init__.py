@@ -1,0 +1,1 @@
+"""The `deepinfer` command; one module a subcommand."""

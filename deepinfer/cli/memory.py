@@ -1,0 +1,80 @@
+"""`deepinfer memory`: what a model, its caches and a step cost, and how many tokens fit."""
+
+import argparse
+from typing import Any
+
+from deepinfer.cache.budget import CacheSizes
+from deepinfer.checkpoint.layout import tensor_layout
+from deepinfer.cli.models import MODEL_HELP, find_model
+from deepinfer.cli.table import print_bytes
+from deepinfer.cli.units import parse_bytes, parse_positive, show_bytes
+from deepinfer.cli.weights import ENGRAM_TABLES, weight_bytes
+from deepinfer.cli.workspace import workspace_bytes
+
+_ABOUT = "what weights, caches and workspace cost, and how many tokens fit into a given memory"
+
+
+def add_command(commands: Any) -> None:
+    """Add `memory` to the subcommands."""
+    parser = commands.add_parser("memory", help=_ABOUT, description=f"Shows {_ABOUT}.")
+
+    def number(flag: str, default: int | None, about: str) -> None:
+        parser.add_argument(flag, type=parse_positive, default=default, metavar="N", help=about)
+
+    parser.add_argument("--model", help=MODEL_HELP)
+    number("--context", None, "tokens a request (default: all that the model can take)")
+    number("--requests", 32, "requests at once (default: %(default)s)")
+    parser.add_argument("--memory", type=parse_bytes, metavar="SIZE", help="memory to fill, such as 24GiB")
+    number("--page-size", 64, "tokens a page, an even number (default: %(default)s)")
+    number("--rows", 8192, "most rows a step (default: %(default)s)")
+    number("--verify-rows", 1, "rows a request may verify in a step: longest draft + 1 (default: %(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the account."""
+    model = find_model(arguments.model)
+    sizes = CacheSizes(model.config, arguments.requests, arguments.page_size, arguments.verify_rows)
+    context = arguments.context or model.config.max_position_embeddings
+    pages = sizes.pages_for(context, arguments.requests)
+    weights = weight_bytes(tensor_layout(model.config))
+    workspace = workspace_bytes(model.config, arguments.rows, context, arguments.requests)
+    print(f"{model.title}\n{arguments.requests:,} requests of {context:,} tokens, steps of {arguments.rows:,} rows")
+    print_bytes("weights as stored", weights, {ENGRAM_TABLES: "may stay in host memory"})
+    print_bytes("caches", {"pages": pages * sizes.page_bytes, **_beside_pages(sizes, pages)}, _notes(sizes, pages))
+    print_bytes("workspace of a step (estimate, FP32)", workspace)
+    print_bytes("together", {"all": sum(weights.values()) + sizes.total(pages) + sum(workspace.values())})
+    if arguments.memory is not None:
+        _print_fit(sizes, arguments.memory, weights, sum(workspace.values()))
+    return 0
+
+
+def _beside_pages(sizes: CacheSizes, pages: int) -> dict[str, int]:
+    return {**sizes.slot_parts(), "page tables": sizes.table_bytes(pages)}
+
+
+def _notes(sizes: CacheSizes, pages: int) -> dict[str, str]:
+    layout = sizes.layout
+    ring = f"{layout.ring(sizes.verify_rows)} rows of {layout.window_row} bytes a request"
+    return {
+        "pages": f"{layout.bytes_per_token} bytes a token; {pages:,} pages of {sizes.page_bytes:,} bytes",
+        "windows": f"{layout.layers} layers x {ring}",
+        "draft windows": f"{layout.draft_stages} stages x {ring}",
+        "pooling pairs": f"{len(layout.pair_layers)} layers",
+    }
+
+
+def _print_fit(sizes: CacheSizes, memory: int, weights: dict[str, int], workspace: int) -> None:
+    """Print how many tokens of global KV fit into `memory`, for several ideas of what else is in it."""
+    stored = sum(weights.values())
+    beside = {
+        "caches alone": 0,
+        "with workspace and weights": workspace + stored,
+        "the same, Engram tables elsewhere": workspace + stored - weights.get(ENGRAM_TABLES, 0),
+    }
+    print(f"\ntokens of global KV that fit into {show_bytes(memory)}, beside {sizes.slots:,} requests' windows")
+    for name, other in beside.items():
+        pages = sizes.pages_in(memory - other)
+        missing = other + sizes.total(1) - memory
+        why = f"  {show_bytes(missing)} more needed for a first page" if not pages else ""
+        print(f"  {name:<36}{pages * sizes.page_size:>20,}{why}")

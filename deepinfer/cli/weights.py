@@ -1,0 +1,37 @@
+"""What the weights cost, by what they are for."""
+
+import re
+from collections.abc import Mapping
+
+from deepinfer.checkpoint.layout import TensorSpec
+
+ENGRAM_TABLES = "Engram tables"
+_PARTS = (
+    (r"mtp\.", "drafter"),
+    (r".*\.experts\.", "routed experts"),
+    (r".*\.shared_experts\.", "shared experts"),
+    (r".*\.ffn\.gate\.", "routers"),
+    (r".*\.engram\.embed\.", ENGRAM_TABLES),
+    (r".*\.engram\.", "Engram projections"),
+    (r"layers\.\d+\.attn\.indexer\.", "indexers"),
+    (r"layers\.\d+\.attn\.compressor\.", "compressors"),
+    (r"layers\.\d+\.attn\.", "attention"),
+    (r"layers\.\d+\.hc_", "hyper-connections"),
+    (r"(vision|aligner)\.|image_", "vision"),
+    (r"(embed|head)\.", "embedding and head"),
+    (r".*norm\.", "norms"),
+)
+
+
+def part_of(name: str) -> str:
+    """The part of the model that tensor `name` belongs to."""
+    return next(part for pattern, part in _PARTS if re.match(pattern, name))
+
+
+def weight_bytes(layout: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """Bytes of each part as stored, scales included, the largest first."""
+    totals: dict[str, int] = {}
+    for name, spec in layout.items():
+        part = part_of(name)
+        totals[part] = totals.get(part, 0) + spec.stored_bytes
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))

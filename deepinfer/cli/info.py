@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.cache.layout import CacheLayout
-from deepinfer.checkpoint.layout import TensorSpec, tensor_layout
+from deepinfer.checkpoint.layout import TensorSpec
 from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.cli.models import MODEL_HELP, find_model
 from deepinfer.cli.schedules import schedules
@@ -26,7 +26,7 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what is known; CheckpointError for a checkpoint that is not complete."""
     model = find_model(arguments.model)
-    layout = tensor_layout(model.config)
+    layout = model.layout()
     print(model.title)
     print_facts("shape", shape(model.config))
     print_facts("layers", schedules(model.config))

@@ -4,7 +4,6 @@ import argparse
 from typing import Any
 
 from deepinfer.cache.budget import CacheSizes
-from deepinfer.checkpoint.layout import tensor_layout
 from deepinfer.cli.models import MODEL_HELP, find_model
 from deepinfer.cli.table import print_bytes
 from deepinfer.cli.units import parse_bytes, parse_positive, show_bytes
@@ -37,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     sizes = CacheSizes(model.config, arguments.requests, arguments.page_size, arguments.verify_rows)
     context = arguments.context or model.config.max_position_embeddings
     pages = sizes.pages_for(context, arguments.requests)
-    weights = weight_bytes(tensor_layout(model.config))
+    weights = weight_bytes(model.layout())
     workspace = workspace_bytes(model.config, arguments.rows, context, arguments.requests)
     print(f"{model.title}\n{arguments.requests:,} requests of {context:,} tokens, steps of {arguments.rows:,} rows")
     print_bytes("weights as stored", weights, {ENGRAM_TABLES: "may stay in host memory"})

@@ -9,8 +9,8 @@ def shape(c: ModelConfig) -> dict[str, str]:
         "layers": f"{c.num_hidden_layers}: {c.decoder_start} encoder, {c.num_hidden_layers - c.decoder_start} decoder",
         "hidden, vocabulary": f"{c.hidden_size} in {c.hc_mult} residual streams, {c.vocab_size}",
         "context": f"{c.max_position_embeddings:,} tokens",
-        "attention": f"{c.num_attention_heads} heads of {c.head_dim} ({c.qk_rope_head_dim} rotary), one shared KV head, "
-        f"window of {c.sliding_window}",
+        "attention": f"{c.num_attention_heads} heads of {c.head_dim} ({c.qk_rope_head_dim} rotary), one shared KV head",
+        "window": f"{c.sliding_window} tokens",
         "selection": f"{c.index_n_heads} heads of {c.index_head_dim}, best {c.index_topk}{_candidates(c)}",
         "experts": f"{c.n_routed_experts} routed, {c.num_experts_per_tok} a token, {c.n_shared_experts} shared, width "
         f"{c.moe_intermediate_size}",
@@ -29,9 +29,8 @@ def _engram(c: ModelConfig) -> str:
     if not c.engram_layer_ids:
         return "none"
     rows = ", ".join(f"{count:,}" for count in c.engram_num_embeddings)
-    return (
-        f"n-grams of 2 to {c.engram_max_ngram_size}, {c.engram_n_heads} heads each; {rows} rows of {c.engram_head_dim}"
-    )
+    sizes = f"n-grams of 2 to {c.engram_max_ngram_size}, {c.engram_n_heads} heads each"
+    return f"{sizes}; {rows} rows of {c.engram_head_dim}"
 
 
 def _drafter(c: ModelConfig) -> str:

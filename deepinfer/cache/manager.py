@@ -1,18 +1,28 @@
 """The one owner of global KV pages: which request holds which, and what content others may share."""
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from deepinfer.cache.layout import check_page_size
+from deepinfer.cache.lookup import fetch_below
 from deepinfer.cache.pages import PageManager
 from deepinfer.cache.prefix import MODE_FORBIDS, Match, Node, PrefixTree
 from deepinfer.cache.statistics import CacheStatistics
-from deepinfer.engine.scheduler.ports import Admitted
+from deepinfer.cache.tiers import Tier, TierStack
+from deepinfer.core.plan import Admitted, PageLoad
+
+
+class PageReader(Protocol):
+    """Copies pages out of the device; `Caches` is one."""
+
+    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
+        """The bytes of each page. The steps that wrote them have come back; one that does not may be running."""
 
 
 @dataclass(slots=True)
 class _Holding:
-    """The pages of one request, in order; the tree shows the first `shown` of them to others, if they were new to it.
+    """The pages of one request, in order; the tree was told of the first `shown` of them.
 
     keys: content of the pages that are or may be shown. node: where the tree goes on.
     closed: a page of it is not to be trusted, so nothing more is shown.
@@ -29,16 +39,30 @@ class KVManager:
     """Hands out pages to requests and finds those that already hold what a request begins with.
 
     Host data only. A page goes from free to held by a request; once the request publishes its content, others share it;
-    when the last holder releases it, it stays idle until pages run out, the least recently released first.
+    when the last holder releases it, it stays idle until pages run out, the least recently released first. With tiers,
+    an idle page that is taken for something else goes down to them, and its content can come back.
     """
 
-    def __init__(self, pages: int, page_size: int, identity: str) -> None:
-        """`identity` names all that decides what a page holds beside the tokens. Raises ConfigError for a bad size."""
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        identity: str,
+        reader: PageReader | None = None,
+        tiers: Iterable[Tier] = (),
+    ) -> None:
+        """`identity` names all that decides what a page holds beside the tokens: model, formats, page size.
+
+        `tiers`, fast ones first, keep what `reader` reads; without one they are not used. Raises ConfigError for a bad
+        page size.
+        """
         check_page_size(page_size)
         self.page_size = page_size
         self.statistics = CacheStatistics()
         self._pages = PageManager(pages, self._evict)
         self._tree = PrefixTree(page_size, identity)
+        self._reader = reader
+        self._tiers = TierStack(tiers if reader is not None else ())
         self._holdings: dict[int, _Holding] = {}
 
     @property
@@ -66,21 +90,25 @@ class KVManager:
         """Take pages for the first `tokens` tokens of a request whose prompt's content is `keys`, one a token.
 
         Shared pages that hold the start of `keys` come first (whole pages, at most all but the last of `tokens` tokens;
-        none unless `may_hit`), fresh ones follow. None, and nothing changes, unless `spare` pages stay available.
+        none unless `may_hit`), then pages to be filled from tiers, then fresh ones. None, and nothing changes, unless
+        `spare` pages stay available.
         """
         if request_id in self._holdings:
             raise ValueError(f"request {request_id} holds pages already")
-        match = self._match(keys, tokens) if may_hit else Match((), self._tree.root, MODE_FORBIDS)
+        limit = min(tokens, len(keys)) - 1 if may_hit else 0
+        match = self._tree.match(keys, limit) if may_hit else Match((), self._tree.root, MODE_FORBIDS)
         fresh = self._pages_for(tokens) - len(match.pages)
-        idle_hits = sum(map(self._pages.is_idle, match.pages))
-        if self._pages.available - idle_hits - fresh < spare:
+        if self._pages.available - sum(map(self._pages.is_idle, match.pages)) - fresh < spare:
             return None
+        fetched = fetch_below(self._tree, self._tiers, match, keys, limit)
         self._pages.share(match.pages)
-        pages = [*match.pages, *self._take(fresh)]
-        hit = len(match.pages) * self.page_size
+        taken = self._take(fresh)
+        hit = (len(match.pages) + len(fetched.data)) * self.page_size
+        pages = [*match.pages, *taken]
         self._holdings[request_id] = _Holding(pages, match.node, len(match.pages), list(keys[:hit]))
-        self.statistics.admitted(len(keys), hit, match.miss)
-        return Admitted(tuple(pages), hit, match.miss)
+        self.statistics.admitted(len(keys), hit, fetched)
+        loads = (PageLoad(page, data) for page, data in zip(taken, fetched.data, strict=False))
+        return Admitted(tuple(pages), hit, fetched.miss, tuple(loads))
 
     def extend(self, request_id: int, tokens: int) -> list[int] | None:
         """Take fresh pages until the request's pages hold `tokens` tokens; returns the new ones.
@@ -97,13 +125,12 @@ class KVManager:
     def publish(self, request_id: int, keys: Sequence[Hashable]) -> None:
         """Let others share the request's next whole pages: their tokens, with the content `keys`, are written.
 
-        The first call goes on where the hit ended, each further call where the last one did.
+        The first call goes on where the hit ended, each further call where the last one did. It also says that pages
+        from tiers are filled; until then they are the request's own.
         """
         holding = self._holdings[request_id]
         if len(keys) % self.page_size or len(holding.keys) + len(keys) > len(holding.pages) * self.page_size:
-            raise ValueError(
-                f"request {request_id} cannot publish {len(keys)} tokens; it takes whole pages that it holds"
-            )
+            raise ValueError(f"request {request_id}: {len(keys)} tokens are not whole pages that it holds")
         holding.keys += keys
         if not holding.closed:
             self._show(holding)
@@ -117,7 +144,13 @@ class KVManager:
         for holding in self._holdings.values():
             holding.closed |= not set(pages).isdisjoint(holding.pages)
         for page in pages:
-            self._forget(page)
+            for gone, _ in self._tree.remove(page):
+                self._pages.forget(gone)
+
+    def persist(self) -> None:
+        """Copy the content of all idle pages to the tiers, as far down as they go: what is on disk survives a restart."""
+        self._store([(page, self._tree.digest(page)) for page in self._pages.idle_pages()])
+        self._tiers.persist()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every page is accounted for exactly once for each holder."""
@@ -132,9 +165,6 @@ class KVManager:
         if self._pages.kept != self._tree.pages():
             raise RuntimeError("kept pages and the tree's pages differ")
 
-    def _match(self, keys: Sequence[Hashable], tokens: int) -> Match:
-        return self._tree.match(keys, min(tokens, len(keys)) - 1)
-
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
@@ -145,7 +175,7 @@ class KVManager:
         return pages
 
     def _show(self, holding: _Holding) -> None:
-        """Add the holding's pages to the tree as far as their content is known."""
+        """Tell the tree of the holding's pages, as far as their content is known."""
         if not holding.node.attached:  # another request's page that this one stood on was evicted: start over with ours
             holding.node, holding.shown = self._tree.root, 0
         start = holding.shown * self.page_size
@@ -157,13 +187,18 @@ class KVManager:
             holding.shown += 1
 
     def _evict(self, pages: list[int]) -> None:
-        """Forget idle pages that are about to be handed out."""
-        for page in pages:
-            self.statistics.evicted_pages += self._forget(page)
+        """Forget idle pages that are about to be handed out, and what follows them; the tiers keep their content."""
+        gone = [entry for page in pages for entry in self._tree.remove(page)]
+        self._store([(page, digest) for page, digest in gone if self._pages.is_idle(page)])
+        for page, _ in gone:
+            self._pages.forget(page)
+        self.statistics.evicted_pages += len(gone)
 
-    def _forget(self, page: int) -> int:
-        """Forget a page and those that follow it in the tree; returns how many."""
-        gone = self._tree.remove(page)
-        for each, _ in gone:
-            self._pages.forget(each)
-        return len(gone)
+    def _store(self, entries: Sequence[tuple[int, bytes]]) -> None:
+        """Copy pages, given with their digests, to the tiers."""
+        missing = [(page, digest) for page, digest in entries if digest not in self._tiers]
+        if not self._tiers or self._reader is None or not missing:
+            return
+        for (_, digest), data in zip(missing, self._reader.read_pages([page for page, _ in missing]), strict=True):
+            self._tiers.put(digest, data)
+        self.statistics.stored_pages += len(missing)

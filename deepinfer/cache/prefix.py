@@ -66,6 +66,10 @@ class PrefixTree:
         """All pages that the tree knows."""
         return frozenset(self._nodes)
 
+    def digest(self, page: int) -> bytes:
+        """Digest of a page that the tree knows."""
+        return self._nodes[page].digest
+
     def match(self, keys: Sequence[Hashable], limit: int) -> Match:
         """Find the longest known prefix of `keys` in whole pages and at most `limit` tokens."""
         node = self.root

@@ -1,0 +1,141 @@
+"""A simulated model and device that know nothing of the scheduler and object to every row whose inputs are absent.
+
+The model is a chain of checksums: the value at a position depends on all tokens up to it, and decides the next token.
+Global KV, windows and pairs hold these values, so anything stale, foreign or never written is noticed when it is read.
+"""
+
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from deepinfer.core.plan import Plan, Span
+from deepinfer.core.request import Request
+
+STOP = 0
+VOCABULARY = 29
+GARBAGE = -1
+
+
+def chain(before: int, token: int) -> int:
+    """The model's value at a position, from the value before it."""
+    return crc32(token.to_bytes(4, "little"), before)
+
+
+def reply(prompt: tuple[int, ...], most: int, stops: frozenset[int] = frozenset({STOP})) -> list[int]:
+    """What a request must generate, whatever else runs: computed from its tokens alone."""
+    value = 0
+    for token in prompt:
+        value = chain(value, token)
+    tokens: list[int] = []
+    while len(tokens) < most:
+        tokens.append(value % VOCABULARY)
+        if tokens[-1] in stops:
+            break
+        value = chain(value, tokens[-1])
+    return tokens
+
+
+@dataclass
+class Slot:
+    """Per-slot state: rings of (position, value), the open pair, the newest token, the page table's row."""
+
+    request_id: int | None = None
+    end: int = 0
+    newest: int = GARBAGE
+    pair: tuple[int, int] = (GARBAGE, GARBAGE)
+    encoder: dict[int, tuple[int, int]] = field(default_factory=dict)
+    decoder: dict[int, tuple[int, int]] = field(default_factory=dict)
+    pages: tuple[int, ...] = ()
+
+
+class Device:
+    """Carries out plans in their order, checking that each row finds what it reads."""
+
+    def __init__(self, slots: int, pages: int, page_size: int, window: int) -> None:
+        self.slots = [Slot() for _ in range(slots)]
+        self.pages = [[GARBAGE] * page_size for _ in range(pages)]
+        self.page_size = page_size
+        self.window = window
+        self.next_number = 0
+        self.spoiled: set[int] = set()
+        self.requests: dict[int, Request] = {}
+
+    def run(self, plan: Plan, broken: bool = False) -> dict[int, int]:
+        """Carry out a plan and return the sampled tokens; a broken one leaves garbage wherever it may write."""
+        assert plan.number == self.next_number
+        self.next_number += 1
+        for slot, pages in plan.pages.items():
+            self.slots[slot].pages = pages
+        for load in plan.loads:
+            self.pages[load.page] = [GARBAGE] * self.page_size if broken else list(load.data)
+        tokens = {}
+        for span in plan.spans:
+            if span.first == span.floor:
+                self.spoiled.discard(span.request_id)
+            if broken:
+                self.spoiled.add(span.request_id)
+            if span.request_id in self.spoiled:
+                self._spoil(span)
+            else:
+                self._run(span)
+            if span.sample:
+                tokens[span.request_id] = self.slots[span.slot].newest
+        return tokens
+
+    def _run(self, span: Span) -> None:
+        slot, request = self.slots[span.slot], self.requests[span.request_id]
+        if span.first == span.floor:  # windows, pair and history of the slot's last user stay where they were
+            slot.request_id, slot.end = span.request_id, span.floor
+        assert slot.request_id == span.request_id, "rows of a request that never began in this slot"
+        assert slot.end == span.first, "positions are not contiguous"
+        assert span.count >= 1
+        ids = (slot.newest,) if span.token_ids is None else span.token_ids
+        assert len(ids) == span.count
+        for position, token in zip(range(span.first, span.end), ids, strict=True):
+            if position < len(request.token_ids):
+                assert token == request.token_ids[position], "not the prompt's token"
+            value = chain(self._history(slot, position), token)
+            self._check_windows(slot, span, position)
+            self._write_global(slot, span, position, value)
+            slot.encoder[position % self.window] = (position, value)
+            if position >= span.decoder_from:
+                slot.decoder[position % self.window] = (position, value)
+            if position % 2 == 0:
+                slot.pair = (position, value)
+            slot.end = position + 1
+        if span.sample:
+            slot.newest = value % VOCABULARY
+
+    def _history(self, slot: Slot, position: int) -> int:
+        """Read global KV of all positions before this one: it must be the chain of some sequence of values."""
+        if position == 0:
+            return 0
+        value = self._global(slot, position - 1)
+        assert value != GARBAGE, f"global KV of position {position - 1} was never written"
+        return value
+
+    def _global(self, slot: Slot, position: int) -> int:
+        return self.pages[slot.pages[position // self.page_size]][position % self.page_size]
+
+    def _check_windows(self, slot: Slot, span: Span, position: int) -> None:
+        before = position - self.window + 1
+        for seen in range(max(span.floor, before), position):
+            assert slot.encoder[seen % self.window] == (seen, self._global(slot, seen)), "stale encoder window"
+        if position >= max(span.decoder_from, span.cut):
+            for seen in range(max(span.cut, before), position):
+                assert slot.decoder[seen % self.window] == (seen, self._global(slot, seen)), "stale decoder window"
+
+    def _write_global(self, slot: Slot, span: Span, position: int, value: int) -> None:
+        if position < span.write_from:
+            assert self._global(slot, position) == value, "the prefix cache served something else"
+            return
+        if position % 2:
+            assert slot.pair == (position - 1, self._global(slot, position - 1)), "the pair's first half is missing"
+        self.pages[slot.pages[position // self.page_size]][position % self.page_size] = value
+
+    def _spoil(self, span: Span) -> None:
+        slot = self.slots[span.slot]
+        slot.newest = GARBAGE
+        slot.encoder.clear()
+        slot.decoder.clear()
+        for position in range(max(span.first, span.write_from), span.end):
+            self.pages[slot.pages[position // self.page_size]][position % self.page_size] = GARBAGE

@@ -1,0 +1,12 @@
+"""Gated experts: the routed ones, of which a row visits a few, and the shared one that all rows visit.
+
+Contract. An expert is `w2(silu(min(gate, L)) * clip(up, -L, L))` where `w13` holds the rows of gate, then of up; the
+activation is FP32 and cast before `w2`. `routed_experts(x [N, H], chosen [N, K], weights FP32 [N, K], w13 [E, 2I, H],
+w2 [E, H, I], limit) -> [N, H]` multiplies by the routing weight before `w2` and sums the K results in FP32 in the order
+of `chosen`, so a row's result does not depend on its neighbours' choices. `shared_expert` is one expert with weight 1.
+Everything is in the dtype of `x`, weights included.
+"""
+
+from deepinfer.ops.experts.torch import routed_experts, shared_expert, swiglu
+
+__all__ = ["routed_experts", "shared_expert", "swiglu"]

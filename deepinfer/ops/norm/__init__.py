@@ -1,0 +1,10 @@
+"""Root-mean-square normalisation of rows.
+
+Contract: `rms_norm(x [..., C], weight FP32 [C], eps) -> [..., C]` in the dtype of `x`, computed in FP32 as
+`x * rsqrt(mean(x^2) + eps) * weight` and cast once at the end. A row of zeros gives zeros: FP32 holds the model's eps.
+Rows are independent.
+"""
+
+from deepinfer.ops.norm.torch import rms_norm
+
+__all__ = ["rms_norm"]

@@ -1,0 +1,58 @@
+"""The PyTorch version: defines the operator, on any device."""
+
+import torch
+from torch import Tensor
+
+_ROWS = 64  # rows of a stretch at a time: what they gather should fit a CPU's cache
+
+
+def sparse_attention(
+    q: Tensor, near: Tensor, seen: Tensor, far: Tensor | None, chosen: Tensor | None, sink: Tensor
+) -> Tensor:
+    """q [G, n, h, D], near [G, P + n, D], seen [G, n], far [G, F, D], chosen [G, n, K], sink [h] -> [G, n, h, D]."""
+    rows = q.shape[1]
+    before = near.shape[1] - rows
+    out = torch.empty_like(q)
+    for first in range(0, rows, _ROWS):
+        last = min(first + _ROWS, rows)
+        block = slice(first, last)
+        picked, missing = None, None
+        if far is not None and chosen is not None and chosen.shape[2] > 0:
+            picked, missing = _pick(far, chosen[:, block]), chosen[:, block] < 0
+        out[:, block] = _attend(q[:, block], near[:, first : before + last], seen[:, block], picked, missing, sink)
+    return out
+
+
+def _pick(far: Tensor, chosen: Tensor) -> Tensor:
+    """far [G, F, D], chosen [G, n, K] -> [G, n, K, D]; place 0 for none."""
+    starts = torch.arange(far.shape[0], device=far.device)[:, None, None] * far.shape[1]
+    places = chosen.clamp(min=0) + starts
+    return far.flatten(0, 1).index_select(0, places.flatten()).view(*chosen.shape, far.shape[2])
+
+
+def _attend(
+    q: Tensor, near: Tensor, seen: Tensor, picked: Tensor | None, missing: Tensor | None, sink: Tensor
+) -> Tensor:
+    stretches, rows, heads, dim = q.shape
+    scale = dim**-0.5
+    flat = q.flatten(1, 2)
+    scores = torch.matmul(flat, near.transpose(1, 2)).view(stretches, rows, heads, -1).float() * scale
+    parts = [scores.masked_fill_(~_in_window(seen, near.shape[1])[:, :, None], -torch.inf)]
+    if picked is not None and missing is not None:
+        distant = torch.matmul(q, picked.transpose(2, 3)).float() * scale
+        parts.append(distant.masked_fill_(missing[:, :, None], -torch.inf))
+    parts.append(sink[:, None].expand(stretches, rows, heads, 1))
+    weights = torch.cat(parts, dim=-1).softmax(-1).to(q.dtype)
+    width = near.shape[1]
+    out = torch.matmul(weights[..., :width].flatten(1, 2), near).view_as(q)
+    if picked is not None:
+        out = out + torch.matmul(weights[..., width:-1], picked)
+    return out
+
+
+def _in_window(seen: Tensor, width: int) -> Tensor:
+    """seen int64 [G, n] -> bool [G, n, width]: row i's own key is at width - n + i."""
+    rows = seen.shape[1]
+    own = torch.arange(width - rows, width, device=seen.device)
+    distance = own[:, None] - torch.arange(width, device=seen.device)
+    return (distance >= 0) & (distance < seen[:, :, None])

@@ -1,0 +1,67 @@
+"""Compressed KV: a source layer turns its inputs into latents and index keys and writes them to their pages."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deepinfer.cache.storage import Caches
+from deepinfer.config.model import ModelConfig
+from deepinfer.core.batch import Batch, Pairs
+from deepinfer.model.entries import entry_addresses
+from deepinfer.model.weights import AttentionWeights, CompressorWeights, IndexKeyWeights
+from deepinfer.ops.cache_rows import store_rows
+from deepinfer.ops.compressor import pool_pairs
+from deepinfer.ops.kv_formats import pack_index, pack_latent
+from deepinfer.ops.norm import rms_norm
+from deepinfer.ops.rope import rotate, rotations
+
+
+def compress(
+    h: Tensor, layer: int, weights: AttentionWeights, freqs: Tensor, batch: Batch, caches: Caches, config: ModelConfig
+) -> None:
+    """Write the entries that the step's rows complete and that are due.
+
+    h: normed inputs [N, H] of a KV source, all rows of the step. freqs: FP32 [F] of compressed layers. Changes the
+    source's pages in `caches` and, with ratio 2, its pending pairs.
+    """
+    assert weights.compressor is not None
+    assert weights.index_keys is not None
+    source, ratio = config.kv_source_layer_ids.index(layer), config.ratio(layer)
+    rows = batch.singles if ratio == 1 else batch.pairs.rows
+    if ratio == 1:
+        pooled = functional.linear(h[rows].float(), weights.compressor.inputs)
+    else:
+        pending = caches.pairs[caches.layout.pair_layers.index(layer)]
+        pooled = _pool(h, weights.compressor, batch, pending)
+    latents = rms_norm(pooled.to(h.dtype), weights.compressor.norm, config.rms_norm_eps)
+    positions = batch.encoder.positions[rows]
+    turns = rotations(positions - (ratio - 1), freqs)
+    addresses = entry_addresses(caches.page_table, batch.encoder.slots[rows], positions, caches.page_size, ratio)
+    store_rows(caches.latents[source].flatten(0, 1), addresses, pack_latent(rotate(latents, turns)))
+    keys = _index_keys(latents, weights.index_keys, config.rms_norm_eps)
+    store_rows(caches.index_keys[source].flatten(0, 1), addresses, pack_index(rotate(keys, turns)))
+
+
+def _index_keys(latents: Tensor, weights: IndexKeyWeights, eps: float) -> Tensor:
+    return rms_norm(functional.linear(latents, weights.wk), weights.norm, eps)
+
+
+def _pool(h: Tensor, weights: CompressorWeights, batch: Batch, pending: Tensor) -> Tensor:
+    """Latents before their norm, FP32 [W, D]; keeps in `pending` [slots, pair ring, 2, D] what may be needed later."""
+    pairs, half = batch.pairs, batch.encoder
+    made = functional.linear(h.float(), weights.inputs).view(len(h), 2, -1)
+    earlier = pending[pairs.pending_slots, _pair_places(pairs.pending_positions, pending)]
+    known = torch.cat((made, earlier))
+    both = torch.stack((known[pairs.partners], made[pairs.rows]), dim=1)
+    _keep(pending, pairs, half.slots, half.positions, made)
+    return pool_pairs(both[:, :, 0], both[:, :, 1])
+
+
+def _keep(pending: Tensor, pairs: Pairs, slots: Tensor, positions: Tensor, made: Tensor) -> None:
+    kept = pairs.kept
+    pending[slots[kept], _pair_places(positions[kept], pending)] = made[kept]
+
+
+def _pair_places(positions: Tensor, pending: Tensor) -> Tensor:
+    """The even position p is kept at place (p // 2) % ring."""
+    return (positions // 2).remainder(pending.shape[1])

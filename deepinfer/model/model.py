@@ -1,0 +1,167 @@
+"""DeepSeek-V4.1-Flash over caches: one step of the rows of many requests.
+
+The encoder half (layers before the last KV source) runs every row; the source then makes compressed KV of them all,
+and from its attention on the decoder half runs only the rows that the batch names. The head runs sampled rows only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deepinfer.cache.storage import Caches
+from deepinfer.config.model import ModelConfig
+from deepinfer.core.batch import Batch, Half
+from deepinfer.model.attention import Attention, Reach
+from deepinfer.model.compression import compress
+from deepinfer.model.experts import mixture
+from deepinfer.model.memory import Memory, engram, look_back
+from deepinfer.model.reading import LiveEntries
+from deepinfer.model.weights import LayerWeights, ModelWeights, SiteWeights
+from deepinfer.model.window import plan_windows
+from deepinfer.ops.hyper_connections import Mix, coefficients, collapse, expand
+from deepinfer.ops.norm import rms_norm
+from deepinfer.ops.rope import frequencies, rotations
+from deepinfer.text.images import TEXT
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step gives.
+
+    logits: FP32 [S, vocab] of the sampled rows. features: FP32 [M, F] of the decoder rows, the mean over streams of
+    what enters each drafting target layer, side by side; None unless asked for.
+    """
+
+    logits: Tensor
+    features: Tensor | None
+
+
+class InferenceModel:
+    """The target model: weights and constants; all state lies in the caches it is given."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, classes: Sequence[int] | None = None) -> None:
+        """`classes` maps token ids to Engram's compressed ids; needed where the model has Engram layers."""
+        self.config, self.weights = config, weights
+        self.device, self.dtype = weights.embed.device, weights.embed.dtype
+        rope, scaling = config.qk_rope_head_dim, config.rope_scaling
+        self._plain = frequencies(rope, config.rope_theta).to(self.device)
+        self._compressed = frequencies(rope, config.compress_rope_theta, scaling).to(self.device)
+        known = torch.tensor(list(classes if classes is not None else range(config.vocab_size)), device=self.device)
+        self._pad_class = int(known[config.engram_pad_token_id]) if config.engram_layer_ids else 0
+        if config.image_token_id is not None and config.image_token_id < len(known):
+            known[config.image_token_id] = -1
+        self._classes = known
+        self._attention = [Attention(config, n, layer.attention) for n, layer in enumerate(weights.layers)]
+
+    def step(self, batch: Batch, caches: Caches, features: bool = False) -> StepOutput:
+        """Run one step and leave in `caches` what later steps need."""
+        config, found = self.config, _Features(features, self.config)
+        rows, reach = self._enter(batch, caches), self._reach(batch.encoder, caches)
+        for number, layer in enumerate(self.weights.layers):
+            if layer.engram is not None and rows.memory is not None:
+                rows = replace(rows, x=engram(rows.x, rows.memory, layer.engram, config))
+            h = self._collapsed(rows.x, rows.p, layer.attention_site)
+            if number in config.kv_source_layer_ids:
+                compress(h, number, layer.attention, self._compressed, batch, caches, config)
+            if number == config.decoder_start:
+                chosen = batch.decoder_rows
+                rows, h, reach = rows.of(chosen), h[chosen], self._reach(batch.decoder, caches)
+                found.narrow(chosen)
+                if not len(chosen):
+                    break
+            if number in config.kv_source_layer_ids:
+                reach.enter_source(LiveEntries(caches, config, number, self.dtype))
+            found.add(number, rows.x)
+            rows = self._layer(number, rows, h, reach, caches)
+        sampled = rows.of(batch.sample_rows)
+        return StepOutput(self._logits(sampled.x, sampled.p), found.joined(len(batch.decoder_rows), rows.x))
+
+    def _enter(self, batch: Batch, caches: Caches) -> "_Rows":
+        """The rows' embeddings in every stream, and what Engram looks up with."""
+        x, is_image, memory = self.weights.embed[batch.ids], None, None
+        if batch.pictures is not None and self.weights.vision is not None:
+            types = batch.pictures.types
+            is_image = types != TEXT
+            x = torch.where(is_image[:, None], self.weights.vision.markers[types.clamp(min=0)], x)
+            x[batch.pictures.rows] = batch.pictures.cells
+        if self.config.engram_layer_ids:
+            memory = look_back(batch, caches.history, self._classes, self._pad_class, self.config)
+        x = x[:, None].expand(-1, self.config.hc_mult, -1)
+        p = torch.zeros(x.shape[:2], device=self.device)
+        p[:, 0] = 1
+        return _Rows(x, p, is_image, memory)
+
+    def _reach(self, half: Half, caches: Caches) -> Reach:
+        windows = plan_windows(half, self.config.sliding_window, caches.ring)
+        return Reach(half, windows, rotations(half.positions, self._plain), rotations(half.positions, self._compressed))
+
+    def _layer(self, number: int, rows: "_Rows", h: Tensor, reach: Reach, caches: Caches) -> "_Rows":
+        """Both sites of a layer, from the rows and their attention input [M, H]."""
+        layer: LayerWeights = self.weights.layers[number]
+        mix = self._mix(rows.x, layer.attention_site)
+        x = expand(self._attention[number](h, reach, caches), rows.x, mix)
+        after = self._mix(x, layer.expert_site)
+        h = self._collapsed(x, mix.pre, layer.expert_site)
+        y = mixture(h, rows.is_image, self.config.num_experts_per_tok, layer.experts, self.config)
+        return replace(rows, x=expand(y, x, after), p=after.pre)
+
+    def _mix(self, x: Tensor, site: SiteWeights) -> Mix:
+        config = self.config
+        return coefficients(
+            x, site.fn, site.base, site.scale, config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters
+        )
+
+    def _collapsed(self, x: Tensor, p: Tensor, site: SiteWeights) -> Tensor:
+        """The normed input [M, H] of a site, collapsed with the pre-mix of the site before."""
+        return rms_norm(collapse(x, p), site.norm, self.config.rms_norm_eps)
+
+    def _logits(self, x: Tensor, p: Tensor) -> Tensor:
+        hidden = rms_norm(collapse(x, p), self.weights.norm, self.config.rms_norm_eps)
+        return functional.linear(hidden.float(), self.weights.head)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What goes from layer to layer.
+
+    x: streams [M, S, H]. p: FP32 [M, S], weights of the next collapse. is_image: bool [M]; None: no image tokens.
+    memory: None without Engram.
+    """
+
+    x: Tensor
+    p: Tensor
+    is_image: Tensor | None
+    memory: Memory | None
+
+    def of(self, rows: Tensor) -> "_Rows":
+        """The same of some rows, int64 [M']."""
+        is_image = None if self.is_image is None else self.is_image[rows]
+        return _Rows(self.x[rows], self.p[rows], is_image, None if self.memory is None else self.memory.of(rows))
+
+
+class _Features:
+    """Collects what enters the drafting target layers, averaged over the streams."""
+
+    def __init__(self, wanted: bool, config: ModelConfig) -> None:
+        self._layers = config.dspark_target_layer_ids if wanted else ()
+        self._wanted, self._found = wanted, list[Tensor]()
+
+    def add(self, layer: int, x: Tensor) -> None:
+        """Take note of the streams [M, S, H] that enter `layer`."""
+        if layer in self._layers:
+            self._found.append(x.mean(1, dtype=torch.float32))
+
+    def narrow(self, rows: Tensor) -> None:
+        """Keep only some rows."""
+        self._found = [feature[rows] for feature in self._found]
+
+    def joined(self, rows: int, like: Tensor) -> Tensor | None:
+        """FP32 [rows, target layers * H]; None if nobody wants them."""
+        if not self._wanted:
+            return None
+        if len(self._found) < len(self._layers):  # no row ran the later ones
+            return torch.empty(rows, len(self._layers) * like.shape[-1], device=like.device)
+        return torch.cat(self._found, dim=-1)

@@ -1,0 +1,121 @@
+"""The weights of the inference model, as the operators take them. Written once at loading, then only read.
+
+Letters in shapes: H hidden size, S streams, D head dim, h heads, E experts, I expert width. "Dense" weights have the
+dtype of the activations (FP32 or BF16); the rest is FP32, whatever the activations are.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from deepinfer.model.vision import VisionWeights
+from deepinfer.ops.engram import EngramHashing
+
+
+@dataclass(frozen=True)
+class SiteWeights:
+    """Norm and hyper-connection of one site; FP32."""
+
+    norm: Tensor  # [H]
+    fn: Tensor  # [2S + S*S, S*H]
+    base: Tensor  # [2S + S*S]
+    scale: Tensor  # [2S + S*S], the site's three scales spread over their coefficients
+
+
+@dataclass(frozen=True)
+class CompressorWeights:
+    """Makes latents from normed layer inputs; FP32."""
+
+    inputs: Tensor  # [D, H], with ratio 2 [2D, H]: values, then scores
+    norm: Tensor  # [D]
+
+
+@dataclass(frozen=True)
+class IndexKeyWeights:
+    """Makes index keys from latents."""
+
+    wk: Tensor  # dense [index head dim, D]
+    norm: Tensor  # FP32 [index head dim]
+
+
+@dataclass(frozen=True)
+class IndexerWeights:
+    """Makes index queries and the weights of their heads; dense."""
+
+    wq_b: Tensor  # [index heads * index head dim, q_lora_rank]
+    weights_proj: Tensor  # [index heads, H]
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """One layer's attention."""
+
+    inputs: Tensor  # dense [q_lora_rank + D, H]: query latent, then window KV
+    q_norm: Tensor  # FP32 [q_lora_rank]
+    kv_norm: Tensor  # FP32 [D]
+    wq_b: Tensor  # dense [h * D, q_lora_rank]
+    sink: Tensor  # FP32 [h]
+    wo_a: Tensor  # dense [groups, h / groups * D, rank], ready for a batched product
+    wo_b: Tensor  # dense [H, groups * rank]
+    compressor: CompressorWeights | None  # in KV sources
+    index_keys: IndexKeyWeights | None  # in KV sources
+    indexer: IndexerWeights | None  # in index sources
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """One layer's mixture of experts."""
+
+    gate: Tensor  # FP32 [E, H]
+    bias: Tensor  # FP32 [E], for text
+    image_bias: Tensor  # FP32 [E], for image tokens
+    w13: Tensor  # dense [E, 2I, H]: gate, then up
+    w2: Tensor  # dense [E, H, I]
+    shared_w13: Tensor  # dense [2I, H]
+    shared_w2: Tensor  # dense [H, I]
+
+
+@dataclass(frozen=True)
+class EngramWeights:
+    """One layer's n-gram memory; the table keeps its stored form, since a step reads a few rows of it."""
+
+    codes: Tensor  # E4M3 bytes, uint8 [rows, C]
+    scales: Tensor  # E8M0 bytes, uint8 [rows, C / 32]
+    wkv: Tensor  # dense [(S + 1) * H, sizes * heads * C]
+    qk: Tensor  # FP32 [S, H], query weight times key weight
+    hashing: EngramHashing
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer."""
+
+    attention_site: SiteWeights
+    expert_site: SiteWeights
+    attention: AttentionWeights
+    experts: ExpertWeights
+    engram: EngramWeights | None
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """The target model without its drafter."""
+
+    embed: Tensor  # dense [vocab, H]
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor  # FP32 [H]
+    head: Tensor  # FP32 [vocab, H]
+    vision: VisionWeights | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in tensors(self))
+
+
+def tensors(weights: object) -> list[Tensor]:
+    """Every tensor in a tree of these dataclasses."""
+    if isinstance(weights, Tensor):
+        return [weights]
+    parts = weights if isinstance(weights, tuple) else getattr(weights, "__dict__", {}).values()
+    return [tensor for part in parts for tensor in tensors(part)]

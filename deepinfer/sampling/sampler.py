@@ -19,20 +19,26 @@ class Draw:
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Choose one token a row.
-
-    logits: [rows, vocab], any float dtype; a token at -inf is never chosen.
-    Returns token ids, the most probable one where the temperature is 0, else a draw from softmax(logits / temperature).
-    """
-    tokens: list[int] = torch.argmax(logits, dim=-1).tolist()
-    rows = [row for row, draw in enumerate(draws) if draw.temperature > 0]
-    if rows:
-        for row, token in zip(rows, _inverse_cdf(logits[rows], [draws[row] for row in rows]), strict=True):
-            tokens[row] = token
+    """Choose one token a row, as `choose`, and bring the ids to the host."""
+    tokens: list[int] = choose(logits, draws).tolist()
     return tokens
 
 
-def _inverse_cdf(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Choose one token a row, without waiting for the device.
+
+    logits: [rows, vocab], any float dtype; a token at -inf is never chosen.
+    Returns int64 [rows] on the logits' device: the most probable token where the temperature is 0, else a draw from
+    softmax(logits / temperature).
+    """
+    tokens = torch.argmax(logits, dim=-1)
+    rows = [row for row, draw in enumerate(draws) if draw.temperature > 0]
+    if rows:
+        tokens[rows] = _inverse_cdf(logits[rows], [draws[row] for row in rows])
+    return tokens
+
+
+def _inverse_cdf(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Take the first token whose cumulative probability exceeds the row's uniform number, in FP64."""
     temperature = torch.tensor([draw.temperature for draw in draws], dtype=torch.float64, device=logits.device)
     number = [uniform(draw.seed, draw.position, Purpose.SAMPLE) for draw in draws]
@@ -42,5 +48,4 @@ def _inverse_cdf(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     target = torch.tensor(number, dtype=torch.float64, device=logits.device)[:, None] * total
     chosen = torch.searchsorted(mass, target, right=True)
     last = torch.searchsorted(mass, total)  # the last token with any mass: rounding may lift a target to the total
-    result: list[int] = torch.minimum(chosen, last)[:, 0].tolist()
-    return result
+    return torch.minimum(chosen, last)[:, 0]

@@ -1,0 +1,136 @@
+"""Carries plans out: pages, rows, the model, sampling. Sampled tokens stay on the device for the next plan."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepinfer.cache.storage import Caches
+from deepinfer.core.batch import Batch, Pictures, Recalled
+from deepinfer.core.plan import Plan, Span
+from deepinfer.core.request import Request
+from deepinfer.model.batching import Arrangement, arrange
+from deepinfer.model.model import InferenceModel
+from deepinfer.model.pictures import PromptImages, combine
+from deepinfer.model.vision import embed_image
+from deepinfer.sampling.sampler import Draw, choose
+from deepinfer.text.images import ImageInput
+
+
+class ModelRunner:
+    """Runs a model over its caches; knows of a request only what its rows need.
+
+    Plans are run in their order. A step that raises leaves the caches of its own spans undefined, and no others'.
+    """
+
+    def __init__(self, model: InferenceModel, caches: Caches, vocabulary: int) -> None:
+        """Only ids below `vocabulary` (the tokenizer's size) and not the image marker are ever sampled."""
+        self._model, self._caches = model, caches
+        config = model.config
+        self._forbidden = torch.arange(config.vocab_size, device=model.device) >= vocabulary
+        if config.image_token_id is not None:
+            self._forbidden[config.image_token_id] = True
+        self._requests: dict[int, Request] = {}
+        self._images: dict[int, PromptImages] = {}
+
+    def admit(self, request_id: int, request: Request) -> None:
+        """Take note of a request before the first plan that runs it."""
+        self._requests[request_id] = request
+        if request.images:
+            self._images[request_id] = PromptImages(request.token_types, request.images)
+
+    def forget(self, request_id: int) -> None:
+        """Drop a request that no later plan runs."""
+        del self._requests[request_id]
+        self._images.pop(request_id, None)
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> Tensor:
+        """Carry out `plan`; int64 [S] on the device, the next token of every span to be sampled, in their order."""
+        self._caches.write_pages([load.page for load in plan.loads], [cast(bytes, load.data) for load in plan.loads])
+        self._map_pages(plan.pages)
+        if not plan.spans:
+            return torch.empty(0, dtype=torch.int64, device=self._model.device)
+        logits = self._model.step(self.batch(plan.spans), self._caches).logits
+        sampled = [span for span in plan.spans if span.sample]
+        tokens = choose(logits.masked_fill_(self._forbidden, -torch.inf), [self._draw(span) for span in sampled])
+        self._caches.newest[torch.tensor([span.slot for span in sampled], device=self._model.device)] = tokens
+        return tokens
+
+    def _map_pages(self, pages: Mapping[int, Sequence[int]]) -> None:
+        if not pages:
+            return
+        slots = np.repeat(np.fromiter(pages, dtype=np.int64), [len(row) for row in pages.values()])
+        columns = np.concatenate([np.arange(len(row)) for row in pages.values()])
+        values = np.concatenate([np.array(row, dtype=np.int64) for row in pages.values()])
+        table = self._caches.page_table
+        table[self._tensor(slots), self._tensor(columns)] = self._tensor(values)
+
+    def batch(self, spans: Sequence[Span]) -> Batch:
+        """The rows of `spans` (at least one) as the model takes them."""
+        device = self._model.device
+        rows = arrange(spans, self._caches.pairs.shape[2], device)
+        return Batch(
+            ids=self._ids(spans, rows),
+            encoder=rows.encoder,
+            decoder=rows.decoder,
+            decoder_rows=rows.decoder_rows,
+            sample_rows=rows.sample_rows,
+            singles=rows.singles,
+            pairs=rows.pairs,
+            pictures=self._pictures(spans, rows),
+            recalled=self._recalled(spans),
+        )
+
+    def _ids(self, spans: Sequence[Span], rows: Arrangement) -> Tensor:
+        """int64 [N], those of single rows without an id taken from the newest tokens."""
+        ids = np.zeros(sum(span.count for span in spans), dtype=np.int64)
+        unknown = []
+        for span, start in zip(spans, rows.starts.tolist(), strict=True):
+            if span.token_ids is None:
+                unknown.append((start, span.slot))
+            else:
+                ids[start : start + span.count] = span.token_ids
+        found = self._tensor(ids)
+        if unknown:
+            places, slots = self._tensor(np.array(unknown, dtype=np.int64).T)
+            found[places] = self._caches.newest[slots]
+        return found
+
+    def _pictures(self, spans: Sequence[Span], rows: Arrangement) -> Pictures | None:
+        if not self._images:
+            return None
+        parts = []
+        for span, start in zip(spans, rows.starts.tolist(), strict=True):
+            images = self._images.get(span.request_id)
+            part = None if images is None else images.part(span.first, span.end, self._embed)
+            if part is not None:
+                parts.append((start, part))
+        hidden = self._model.config.hidden_size
+        return combine(parts, len(rows.encoder.positions), hidden, self._model.weights.embed) if parts else None
+
+    def _embed(self, image: ImageInput) -> Tensor:
+        config, weights = self._model.config.vision, self._model.weights.vision
+        if config is None or weights is None:
+            raise ValueError("an image was admitted for a model without a vision tower")
+        return embed_image(image, config, weights)
+
+    def _recalled(self, spans: Sequence[Span]) -> Recalled | None:
+        """Tokens before the rows of requests that begin in the middle, behind a cached prefix."""
+        lookback = self._caches.layout.lookback
+        found = [
+            (span.slot, position, self._requests[span.request_id].token_ids[position])
+            for span in spans
+            if span.first == span.floor
+            for position in range(max(0, span.first - lookback), span.first)
+        ]
+        return Recalled(*self._tensor(np.array(found, dtype=np.int64).T)) if found else None
+
+    def _draw(self, span: Span) -> Draw:
+        request = self._requests[span.request_id]
+        return Draw(request.params.temperature, request.seed, span.end)
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._model.device)

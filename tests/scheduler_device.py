@@ -4,6 +4,8 @@ The model is a chain of checksums: the value at a position depends on all tokens
 Global KV, windows and pairs hold these values, so anything stale, foreign or never written is noticed when it is read.
 """
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -66,7 +68,8 @@ class Device:
         for slot, pages in plan.pages.items():
             self.slots[slot].pages = pages
         for load in plan.loads:
-            self.pages[load.page] = [GARBAGE] * self.page_size if broken else list(load.data)
+            stored = struct.unpack(f"{self.page_size}q", load.data)
+            self.pages[load.page] = [GARBAGE] * self.page_size if broken else list(stored)
         tokens = {}
         for span in plan.spans:
             if span.first == span.floor:
@@ -80,6 +83,10 @@ class Device:
             if span.sample:
                 tokens[span.request_id] = self.slots[span.slot].newest
         return tokens
+
+    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
+        """Copy pages out, for the tiers."""
+        return [struct.pack(f"{self.page_size}q", *self.pages[page]) for page in pages]
 
     def _run(self, span: Span) -> None:
         slot, request = self.slots[span.slot], self.requests[span.request_id]

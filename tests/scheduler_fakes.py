@@ -1,6 +1,6 @@
 """A page owner that does as it is told, for tests that need one particular situation."""
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_device import STOP
@@ -28,7 +28,6 @@ class FakePages:
         self.held: dict[int, list[int]] = {}
         self.calls: list[str] = []
         self.published: dict[int, list[Hashable]] = {}
-        self.discarded: set[int] = set()
         self.spares: list[int] = []
 
     @property
@@ -68,9 +67,6 @@ class FakePages:
     def release(self, request_id: int) -> None:
         self.calls.append("release")
         self.free += self.held.pop(request_id)
-
-    def discard(self, pages: Collection[int]) -> None:
-        self.discarded |= set(pages)
 
 
 def make_scheduler(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from scheduler_device import STOP, Device, reply
 
 from deepinfer.cache.manager import KVManager
+from deepinfer.cache.tiers import HostTier
 from deepinfer.core.plan import Admitted, Plan, Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
@@ -25,8 +26,8 @@ def request(prompt: Sequence[int], max_tokens: int | None = 8, priority: int = 0
 class Guard(KVManager):
     """The engine's page manager, watched: pages must not come back while a step in flight uses them."""
 
-    def __init__(self, pages: int, page_size: int) -> None:
-        super().__init__(pages, page_size, "simulated")
+    def __init__(self, pages: int, page_size: int, device: Device, tiers: Sequence[HostTier]) -> None:
+        super().__init__(pages, page_size, "simulated", device, tiers)
         self.in_flight: deque[Plan] = deque()
         self.held: dict[int, list[int]] = {}
 
@@ -58,18 +59,21 @@ class Harness:
     window: int = 4
     mode: str = "compact"
     keep: int = 6
+    host_pages: int = 0
     ends: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.kv = Guard(self.pages, self.page_size)
+        self.device = Device(self.limits.max_num_seqs, self.pages, self.page_size, self.window)
+        tiers = [HostTier(self.host_pages * self.page_size * 8)] if self.host_pages else []
+        self.kv = Guard(self.pages, self.page_size, self.device, tiers)
         replay = ReplayPolicy(self.mode, self.keep)
         self.scheduler = Scheduler(self.limits, replay, self.window, self.kv, EndRules(STOP, CONTEXT))
-        self.device = Device(self.limits.max_num_seqs, self.pages, self.page_size, self.window)
         self.replay = replay
         self.requests = self.device.requests
         self.jobs: dict[int, Job] = {}
         self.results: deque[tuple[Plan, dict[int, int], bool]] = deque()
         self.decoding: set[int] = set()
+        self.loads = 0
         self.arrivals: dict[int, int] = {}
         self.starts: dict[int, int] = {}
 
@@ -94,6 +98,7 @@ class Harness:
         if plan is None:
             return False
         self._check(plan)
+        self.loads += len(plan.loads)
         self.kv.in_flight.append(plan)
         self.results.append((plan, self.device.run(plan, broken), broken))
         return True

@@ -128,11 +128,15 @@ def test_a_newcomer_leaves_a_page_for_each_who_may_grow():
     assert kv.spares[3:] == [2]
 
 
-def test_nobody_is_admitted_in_a_step_that_runs_short():
-    _, scheduler = crowd(pages=4)
-    run(scheduler)
-    scheduler.add(request([4], max_tokens=1, priority=-1))
-    assert shape(run(scheduler)[0]) == [(0, 4, 1), (1, 4, 1)]
+def test_pages_of_one_who_has_ended_are_waited_for_too():
+    kv, scheduler = crowd(pages=4, prompts=(3, 3, 6))  # the last one has room left
+    in_flight = scheduler.plan()
+    scheduler.cancel(0)
+    assert shape(scheduler.plan()) == [(2, 7, 1)]
+    commit(scheduler, in_flight)
+    assert scheduler.statistics.preemptions == 0
+    assert kv.held.keys() == {1, 2}
+    assert shape(scheduler.plan())[0] == (1, 4, 1)
 
 
 def test_lost_pages_are_an_error_and_not_a_wait_for_ever():

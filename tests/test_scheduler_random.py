@@ -29,6 +29,7 @@ def random_harness(draw: random.Random) -> Harness:
         window=window,
         mode=draw.choice(["compact", "compact", "mask", "off"]),
         keep=window + draw.choice([0, 1, 6]),
+        host_pages=draw.choice([0, 3, 30]),
     )
 
 
@@ -71,7 +72,10 @@ def random_life(seed: int, actions: int, faults: bool) -> Harness:
 @pytest.mark.parametrize("faults", [False, True], ids=["sound", "faults"])
 @pytest.mark.parametrize("block", range(4))
 def test_random_lives(block: int, faults: bool) -> None:
-    totals = [random_life(seed, 120, faults).scheduler.statistics for seed in range(block * 50, block * 50 + 50)]
+    lives = [random_life(seed, 120, faults) for seed in range(block * 50, block * 50 + 50)]
+    assert sum(life.kv.statistics.hit_tokens for life in lives) > 500
+    assert sum(life.loads for life in lives) > 30
+    totals = [life.scheduler.statistics for life in lives]
     assert sum(total.steps for total in totals) > 2000
     assert sum(total.preemptions for total in totals) > 30
     assert sum(total.dropped_rows for total in totals) > 10

@@ -71,7 +71,7 @@ class Plan:
 class Admitted:
     """The pages of a request at its start.
 
-    pages: pages for all tokens asked for, in order; the first `hit_tokens / page_size` are shared and never written.
+    pages: pages for all tokens asked for, in order; the request's steps never write the first `hit_tokens / page_size`.
     hit_tokens: tokens whose global KV those pages hold already (a multiple of the page size), 0 for none.
     miss: why the hit is no longer: "evicted", "first seen", "differs at token n", "too short", "mode forbids".
     loads: hit pages whose bytes come from a lower tier: they must be filled before the step that first reads them.

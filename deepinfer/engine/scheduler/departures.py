@@ -1,7 +1,5 @@
 """How a request leaves its slot and pages: for good, or to begin again later."""
 
-from collections.abc import Collection
-
 from deepinfer.engine.scheduler.job import Job, Phase
 from deepinfer.engine.scheduler.order import Ranked
 from deepinfer.engine.scheduler.ports import PageOwner
@@ -37,13 +35,6 @@ class Departures:
         job.void = True
         if job.phase is Phase.RUNNING:
             self.withdraw(job)
-
-    def void_users(self, pages: Collection[int]) -> None:
-        """Void every job that holds one of the pages."""
-        unfilled = set(pages)
-        for job in list(self._jobs.values()) if unfilled else ():
-            if not unfilled.isdisjoint(job.pages):
-                self.void(job)
 
     def landed(self, job: Job) -> None:
         """Note that a step with rows of the job came back."""

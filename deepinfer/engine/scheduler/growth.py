@@ -17,17 +17,14 @@ class Growth:
         self._running = running
         self._departures = departures
         self._expected = 0
-        self.short = False
 
     def start_plan(self) -> None:
         """Begin with what the steps in flight will give back."""
         self._expected = self._departures.pages_coming
-        self.short = False
 
     def make_room(self, job: Job) -> bool:
         """Get the page that the job's next position needs; False if it cannot run in this step."""
         while (pages := self._kv.extend(job.request_id, job.next + 1)) is None:
-            self.short = True
             if self._expected > 0:  # pages come back with a step in flight: waiting for it beats preempting more
                 self._expected -= 1
                 return False

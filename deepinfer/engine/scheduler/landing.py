@@ -37,8 +37,6 @@ class Landing:
     def lose(self, flight: Flight, error: Exception, guilty: Collection[int] | None) -> list[Job]:
         """Fail the guilty jobs of a step that went wrong (None: all) and return them; the others begin again."""
         lost = []
-        unfilled = {load.page for load in flight.plan.loads}
-        self._kv.discard(unfilled)
         for job in flight.jobs:
             if job.phase is Phase.ENDED:
                 continue
@@ -47,7 +45,6 @@ class Landing:
                 lost.append(job)
             else:
                 self._departures.void(job)
-        self._departures.void_users(unfilled)
         for job in flight.jobs:
             self._departures.landed(job)
         return lost

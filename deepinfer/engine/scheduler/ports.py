@@ -1,6 +1,6 @@
 """What the scheduler needs from the owner of the pages (`deepinfer.cache.manager.KVManager` fits)."""
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from deepinfer.core.plan import Admitted
@@ -41,11 +41,9 @@ class PageOwner(Protocol):
     def publish(self, request_id: int, keys: Sequence[Hashable]) -> None:
         """Let others share the request's next whole pages: their tokens, with the content `keys`, are written.
 
-        The first call goes on where the hit ended, each further call where the last one did.
+        The first call goes on where the hit ended, each further call where the last one did. Pages that were to be
+        loaded from a tier are shared no sooner: when the first step of the request has come back well.
         """
 
     def release(self, request_id: int) -> None:
-        """Take back all pages of a request: no step in flight uses them any more."""
-
-    def discard(self, pages: Collection[int]) -> None:
-        """Never serve these pages again: the step that was to load them from a tier failed."""
+        """Take back all pages of a request: no step in flight uses them any more. What it published stays shared."""

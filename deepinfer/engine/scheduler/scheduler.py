@@ -159,8 +159,6 @@ class Scheduler:
             self._run_chunk(draft, job)
 
     def _admit(self, draft: Draft) -> None:
-        if self._growth.short:  # whoever comes now would take what the running requests wait for
-            return
         while draft.budget and (job := self._admission.admit_next(draft)) is not None:
             self._run_chunk(draft, job)
 

@@ -148,7 +148,7 @@ class KVManager:
                 self._pages.forget(gone)
 
     def persist(self) -> None:
-        """Copy the content of all idle pages to the tiers, as far down as they go: what is on disk survives a restart."""
+        """Copy the content of all idle pages to the tiers, as far down as it goes: a disk tier survives a restart."""
         self._store([(page, self._tree.digest(page)) for page in self._pages.idle_pages()])
         self._tiers.persist()
 

@@ -26,7 +26,11 @@ def random_step(world: World, chance: random.Random) -> None:
         text += "".join(chance.choices("ab", k=chance.randint(1, 5)))
         world.admit(text, chance.choice([0, 0, 1, 3]), chance.random() < 0.9, chance.random() < 0.1)
     elif kind == "damage" and world.files():
-        damage(chance.choice(world.files()), chance.choice(["cut", "flip", "remove"]), chance.randrange(400))
+        damage(
+            chance.choice(world.files()),
+            chance.choice(["cut", "flip", "remove"]),
+            chance.choice([-1, chance.randrange(400)]),
+        )
     elif kind == "restart":
         world.restart(gracefully=chance.random() < 0.7)
     elif number is not None:

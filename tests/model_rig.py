@@ -132,8 +132,8 @@ class Player:
 
     def poison(self) -> None:
         """Any byte may be anywhere, NaN among them; a page table may name any page."""
-        for cache in (*self.caches.latents, *self.caches.index_keys, self.caches.windows):
-            cache.copy_(torch.randint(0, 256, cache.shape, generator=self.random, dtype=torch.uint8))
+        for stored in (*self.caches.latents, *self.caches.index_keys, self.caches.windows):
+            stored.copy_(torch.randint(0, 256, stored.shape, generator=self.random, dtype=torch.uint8))
         self.caches.pairs.fill_(torch.nan)
         table, history = self.caches.page_table, self.caches.history
         table.copy_(torch.randint(0, self.caches.pages, table.shape, generator=self.random))
@@ -147,7 +147,9 @@ class Player:
         number = max(self.requests, default=-1) + 1
         kinds = [TEXT] * len(ids) if types is None else list(types)
         cut = 0 if mode == "off" else start
-        playing = Playing(list(ids), kinds, images, self.free_slots.pop(), cut, cut if mode == "compact" else 0, **fields)
+        playing = Playing(
+            list(ids), kinds, images, self.free_slots.pop(), cut, cut if mode == "compact" else 0, **fields
+        )
         playing.done = playing.floor
         self.requests[number] = playing
         self.runner.admit(number, Request(number, None, tuple(ids), tuple(kinds), tuple(images), SamplingParams(), 0))

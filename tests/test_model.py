@@ -1,6 +1,6 @@
 """The model over caches gives the reference's values, whatever the chunks, the neighbours and the pages.
 
-Cache formats do not round here (see `make_smooth`); `test_model_golden` has the real ones. Caches begin full of garbage.
+Cache formats do not round here (see `make_smooth`; `test_model_golden` has the real ones). Caches begin as garbage.
 """
 
 import random
@@ -62,7 +62,7 @@ def test_page_sizes_and_longer_rings(page_size: int, verify_rows: int) -> None:
     player = Player(rig.model, page_size=page_size, verify_rows=verify_rows)
     numbers = [player.add(text(rig, length), "compact", length // 2) for length in (40, 33)]
     for _ in range(3):
-        player.step({number: 11 for number in numbers})
+        player.step(dict.fromkeys(numbers, 11))
     player.step({numbers[0]: 7})
     assert all(error(rig, player.requests[number]) < LIMIT for number in numbers)
 

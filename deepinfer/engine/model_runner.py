@@ -56,7 +56,8 @@ class ModelRunner:
         logits = self._model.step(self.batch(plan.spans), self._caches).logits
         sampled = [span for span in plan.spans if span.sample]
         tokens = choose(logits.masked_fill_(self._forbidden, -torch.inf), [self._draw(span) for span in sampled])
-        self._caches.newest[torch.tensor([span.slot for span in sampled], device=self._model.device)] = tokens
+        slots = np.array([span.slot for span in sampled], dtype=np.int64)
+        self._caches.newest[self._tensor(slots)] = tokens
         return tokens
 
     def _map_pages(self, pages: Mapping[int, Sequence[int]]) -> None:

@@ -1,0 +1,141 @@
+"""Images through the model over caches: embedded once, read in chunks of any size."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from model_rig import Player, Rig, error, make_smooth, rig_of, text
+
+from deepinfer.engine import model_runner
+from deepinfer.model.pictures import PromptImages
+from deepinfer.model.vision import embed_image
+from deepinfer.text.images import IMAGE, ImageGrid, ImageInput, expand_images
+
+LIMIT = 2e-5
+GRIDS = {
+    "one cell": ImageGrid(8, 8, 2, 2, 1, 1),
+    "padded": ImageGrid(12, 20, 3, 5, 2, 3),
+    "a column": ImageGrid(28, 4, 7, 1, 4, 1),
+}
+
+
+def picture(grid: ImageGrid, seed: int = 0) -> ImageInput:
+    generator = torch.Generator().manual_seed(seed)
+    return ImageInput(torch.randn(grid.vit_rows * grid.vit_cols, 3, 4, 4, generator=generator).bfloat16().float(), grid)
+
+
+def prompt(rig: Rig, images: Sequence[ImageInput], texts: Sequence[int], seed: int = 0) -> tuple[list[int], list[int]]:
+    """Stretches of text of these lengths with an image after each but the last: (ids, types)."""
+    marker = rig.model.config.image_token_id
+    assert marker is not None
+    ids: list[int] = []
+    for place, length in enumerate(texts):
+        ids += text(rig, length, seed + place) + ([marker] if place < len(images) else [])
+    return expand_images(ids, [image.grid for image in images], marker)
+
+
+@pytest.fixture
+def smooth(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_smooth(monkeypatch)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_embeddings_are_the_reference_towers(grid: ImageGrid, dtype: torch.dtype) -> None:
+    rig, image = rig_of("all parts", dtype), picture(grid)
+    config, weights = rig.model.config.vision, rig.model.weights.vision
+    assert config is not None
+    assert weights is not None
+    with torch.inference_mode():
+        made, wanted = embed_image(image, config, weights), rig.reference.embed_images([image])
+    assert made.dtype is dtype
+    limit = 1e-5 if dtype is torch.float32 else 3e-2
+    assert ((made - wanted).float().norm(dim=-1) / wanted.float().norm(dim=-1)).max() < limit
+
+
+@pytest.mark.usefixtures("smooth")
+@pytest.mark.parametrize("mode", ["off", "mask", "compact"])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
+def test_images_cut_by_chunks(mode: str, chunk: int) -> None:
+    rig = rig_of("all parts")
+    images = [picture(grid, seed) for seed, grid in enumerate(GRIDS.values())]
+    ids, types = prompt(rig, images, (3, 0, 5, 4))
+    player = Player(rig.model)
+    number = player.add(ids, mode, len(ids) - 12, types, images)
+    assert error(rig, player.run(number, chunk)) < LIMIT
+
+
+@pytest.mark.usefixtures("smooth")
+def test_images_beside_text_and_other_images() -> None:
+    rig = rig_of("all parts")
+    player = Player(rig.model, slots=3)
+    images = [picture(GRIDS["padded"], seed) for seed in (1, 2)]
+    first, second = prompt(rig, images[:1], (0, 9), seed=1), prompt(rig, images[1:], (6, 2), seed=2)
+    numbers = [
+        player.add(first[0], "compact", 5, first[1], images[:1]),
+        player.add(text(rig, 30), "off"),
+        player.add(second[0], "mask", 4, second[1], images[1:]),
+    ]
+    while any(playing.done < len(playing.ids) for playing in player.requests.values()):
+        left = {number: len(playing.ids) - playing.done for number, playing in player.requests.items()}
+        player.step({number: min(4, rows) for number, rows in left.items() if rows})
+    assert all(error(rig, player.requests[number]) < LIMIT for number in numbers)
+
+
+def test_an_image_is_embedded_once_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, calls = rig_of("all parts"), []
+    monkeypatch.setattr(model_runner, "embed_image", lambda *rest: calls.append(rest[0]) or embed_image(*rest))
+    images = [picture(GRIDS["padded"]), picture(GRIDS["one cell"])]
+    ids, types = prompt(rig, images, (3, 3, 3))
+    player = Player(rig.model)
+    number = player.add(ids, types=types, images=images)
+    player.run(number, 2)
+    assert [id(image) for image in calls] == [id(image) for image in images]
+    assert player.runner._images[number]._embedded == {}
+
+
+class TestParts:
+    """`PromptImages` on its own; cells are numbered instead of embedded."""
+
+    def images(self) -> PromptImages:
+        grids = [GRIDS["padded"], GRIDS["one cell"]]
+        marker = 4
+        _, types = expand_images([7, marker, 7, 7, marker, 7], grids, marker)
+        return PromptImages(types, [picture(grid, seed) for seed, grid in enumerate(grids)])
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 50])
+    def test_parts_are_the_whole_in_pieces(self, size: int) -> None:
+        length = 2 + 10 + 1 + 4 + 1
+        whole = self.images().part(0, length, self.numbered)
+        assert whole is not None
+        images, types, cells = self.images(), [], []
+        for first in range(0, length, size):
+            end = min(first + size, length)
+            part = images.part(first, end, self.numbered)
+            types += [-1] * (end - first) if part is None else part.types.tolist()
+            cells += [] if part is None else part.cells.flatten().tolist()
+        assert types == whole.types.tolist()
+        assert cells == whole.cells.flatten().tolist() == [60, 61, 62, 63, 64, 65, 10]
+        assert types.count(IMAGE) == len(cells)
+
+    def test_generated_tokens_are_text(self) -> None:
+        assert self.images().part(18, 25, self.numbered) is None
+        part = self.images().part(15, 25, self.numbered)
+        assert part is not None
+        assert part.types.tolist() == [2, 3] + [-1] * 8
+
+    def test_reading_again_embeds_again(self) -> None:
+        images, calls = self.images(), []
+
+        def counted(image: ImageInput) -> torch.Tensor:
+            calls.append(image)
+            return self.numbered(image)
+
+        for _ in range(2):
+            images.part(0, 19, counted)
+        assert len(calls) == 4
+
+    @staticmethod
+    def numbered(image: ImageInput) -> torch.Tensor:
+        count = image.grid.rows * image.grid.cols
+        return 10.0 * count + torch.arange(count)[:, None]

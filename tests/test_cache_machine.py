@@ -12,11 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from deepinfer.cache.statistics import CacheStatistics
+
 STEPS = 15_000
 
 
 def random_step(world: World, chance: random.Random) -> None:
-    """One event. Texts begin alike, so that prefixes are shared; trouble is rare, so that there is something to lose."""
+    """One event. Texts begin alike, so that prefixes are shared; trouble is rare, so that there is much to lose."""
     number = chance.choice(sorted(world.running)) if world.running else None
     kind = chance.choices(
         ["admit", "write", "generate", "release", "discard", "damage", "restart"], [30, 35, 20, 15, 1, 2, 0.3]
@@ -66,10 +68,7 @@ def test_thousands_of_random_events(seed: int, tmp_path: Path) -> None:
     assert {"evicted miss", "first seen miss", "differs miss", "too short miss", "mode forbids miss"} <= set(seen)
 
 
-def _counts(statistics: object) -> Counter[str]:
-    from deepinfer.cache.statistics import CacheStatistics
-
-    assert isinstance(statistics, CacheStatistics)
+def _counts(statistics: CacheStatistics) -> Counter[str]:
     counts = Counter({f"loaded from {tier}": count for tier, count in statistics.loaded_pages.items()})
     counts.update({f"{reason} miss": count for reason, count in statistics.misses.items()})
     counts.update(admitted=statistics.admissions, evicted=statistics.evicted_pages)

@@ -15,8 +15,6 @@ from deepinfer.config.model import ModelConfig
 from deepinfer.core.errors import ConfigError
 from deepinfer.ops import kv_formats
 
-CONFIGS = {name: make for name, make in VARIANTS.items()}
-
 
 def config_of(data: dict[str, Any]) -> ModelConfig:
     return ModelConfig.from_dict(data, "test")
@@ -67,7 +65,7 @@ def test_a_page_list_is_as_long_as_the_model_allows() -> None:
     assert golden_caches(pages=2000, slots=1, page_size=4).page_table.shape == (1, 1024)
 
 
-@pytest.mark.parametrize("make", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("make", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize(("pages", "slots", "page_size", "verify_rows"), [(1, 1, 2, 1), (40, 5, 16, 6)])
 def test_the_budget_is_what_is_allocated(make: Any, pages: int, slots: int, page_size: int, verify_rows: int) -> None:
     config = config_of(make())

@@ -214,8 +214,7 @@ class TestBadFiles:
         file = only_file(tmp_path)
         file.write_bytes(fault(file.read_bytes()))
         with pytest.warns(RuntimeWarning, match=message) as caught:
-            assert tier.get(digest(1)) is None
-            assert tier.get(digest(1)) is None
+            assert [tier.get(digest(1)), tier.get(digest(1))] == [None, None]
         assert len(caught) == 1
         assert str(file) in str(caught[0].message)
         assert digest(1) not in tier

@@ -1,19 +1,21 @@
 """The offline API: prompts or conversations in, finished outputs out."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from deepinfer.checkpoint.locate import resolve_model
+from deepinfer.config.engine import EngineConfig
 from deepinfer.config.envs import read_environment
-from deepinfer.core.errors import RequestError
+from deepinfer.core.errors import ConfigError, RequestError
 from deepinfer.core.outputs import RequestOutput
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
 from deepinfer.engine.admission import Conversation, Prompt
-from deepinfer.engine.batch import BatchLimits
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.progress import Progress
+from deepinfer.engine.statistics import EngineStatistics
 
 OnError = Literal["raise", "return"]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -28,18 +30,25 @@ class LLM:
     >>> llm.chat([{"role": "user", "content": "What is 47 + 38?"}])[0].outputs[0].content
     """
 
-    def __init__(
-        self, model: str | Path | None = None, *, max_num_seqs: int = 32, max_num_batched_tokens: int = 16_384
-    ) -> None:
+    def __init__(self, model: str | Path | None = None, **settings: Any) -> None:
         """Load a checkpoint: a directory, a name, or None for `DEEPINFER_HF_MODEL_DIR` and else the bundled one.
 
-        A step runs at most `max_num_seqs` sequences and `max_num_batched_tokens` positions, padding included.
-        Raises CheckpointError or ConfigError for a checkpoint or an environment variable that will not do.
+        `settings` are the fields of `EngineConfig` (deepinfer/config/engine.py): how many requests and rows a step
+        holds, memory for caches, prefix cache, plain or asynchronous loop, dtype.
+        Raises CheckpointError or ConfigError for a checkpoint, a setting or an environment variable that will not do.
         """
-        limits = BatchLimits(max_num_seqs, max_num_batched_tokens)
         self.directory = resolve_model(model)
-        self._engine = Engine(self.directory, read_environment(), limits)
+        self._engine = Engine(self.directory, read_environment(), _engine_config(settings))
         self.config = self._engine.config
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """What the engine has done so far; `lines()` of it is a report."""
+        return self._engine.statistics
+
+    def close(self) -> None:
+        """Keep cached pages for the next process, where a disk cache is set; the LLM can still be used."""
+        self._engine.close()
 
     def generate(
         self,
@@ -53,7 +62,8 @@ class LLM:
 
         `sampling_params` are for all prompts, or a list with one for each. A prompt that cannot be served raises a
         `RequestError`, before anything runs, that lists every bad prompt and why; with `on_error="return"` the others
-        run and the output of a bad one has `finish_reason` "error" and its `error`.
+        run and the output of a bad one has `finish_reason` "error" and its `error`. So does, in either case, the output
+        of a request whose step failed while it ran.
         """
         many = _prompt_list(prompts)
         return self._answer("prompt", many, self._engine.admission.prompt, sampling_params, use_tqdm, on_error)
@@ -113,6 +123,14 @@ class LLM:
             outputs = self._engine.run(requests, progress.step)
         outputs += [RequestOutput.failed(index, error) for index, error in errors.items()]
         return sorted(outputs, key=lambda output: output.index)
+
+
+def _engine_config(settings: Mapping[str, Any]) -> EngineConfig:
+    known = [field.name for field in fields(EngineConfig)]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"LLM has no setting {name!r}; it takes {', '.join(known)}")
+    return EngineConfig(**settings)
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

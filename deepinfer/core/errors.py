@@ -15,3 +15,7 @@ class CheckpointError(DeepInferError):
 
 class RequestError(DeepInferError):
     """A request (prompt, image, sampling parameters) cannot be served as it stands; other requests are unaffected."""
+
+
+class EngineError(DeepInferError):
+    """A step of the engine failed under a request that was good; the requests outside that step are unaffected."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from deepinfer.core.errors import RequestError
+from deepinfer.core.errors import DeepInferError
 
 if TYPE_CHECKING:  # the noun only carries these
     from deepinfer.text.reply import ParsedToolCall
@@ -17,7 +17,7 @@ class CompletionOutput:
 
     text: the decoded tokens, control tokens and the stop token left out.
     token_ids: every generated token, the stop token included.
-    finish_reason: "stop" (a stop token came), "length" (`max_tokens` or the end of the context) or "error" (never ran).
+    finish_reason: "stop" (a stop token came), "length" (`max_tokens`, or no more room) or "error" (see the output).
     reasoning, content, tool_calls: a chat's reply, parsed; None, None and empty for a plain prompt.
     """
 
@@ -41,14 +41,18 @@ class RequestOutput:
     prompt: the text it came from; None for token ids, chats and requests that could not run.
     prompt_token_ids: what the model read, image tokens included; empty if the request could not run.
     outputs: the completions (one).
-    error: why the request did not run; None if it did.
+    error: why the request did not run, or did not end well; None if it did.
+    cached_tokens: tokens of the prompt whose global KV an earlier request had left.
+    miss: why no more of the prompt was cached; None if all of it was.
     """
 
     index: int
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
-    error: RequestError | None = None
+    error: DeepInferError | None = None
+    cached_tokens: int = 0
+    miss: str | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -71,6 +75,6 @@ class RequestOutput:
         return self.outputs[0].finish_reason
 
     @classmethod
-    def failed(cls, index: int, error: RequestError) -> "RequestOutput":
+    def failed(cls, index: int, error: DeepInferError) -> "RequestOutput":
         """Return the output of a request that could not run."""
         return cls(index, None, (), (CompletionOutput("", (), "error"),), error)

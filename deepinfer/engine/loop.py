@@ -1,42 +1,79 @@
-"""The generation loop: choose a batch, run the model, sample, until every sequence has ended."""
+"""The engine's two loops over scheduler and runner, a dozen lines each: step by step, and one step ahead."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from deepinfer.engine.batch import Batch, BatchLimits, choose, pack
-from deepinfer.engine.sequence import Sequence
-from deepinfer.sampling.sampler import Draw, sample
-
-Runner = Callable[[Batch], Tensor]
-"""Maps a batch to the logits [rows, vocab] of each row's next token."""
+from deepinfer.core.plan import Plan
+from deepinfer.engine.scheduler import Job, Scheduler
 
 
-def run_to_end(
-    sequences: Seq[Sequence],
-    runner: Runner,
-    pad_token: int,
-    device: torch.device,
-    limits: BatchLimits,
-    on_step: Callable[[list[Sequence]], None],
-) -> None:
-    """Generate until every sequence has ended; `on_step` is told which sequences got a token, after each step.
+class Runner(Protocol):
+    """Carries plans out, in their order; `ModelRunner` is one."""
 
-    Nothing is cached: a step reads its sequences from the first token on. So its batch may be chosen anew each time,
-    a finished sequence leaves at once and a waiting one takes its place.
+    def run(self, plan: Plan) -> Tensor:
+        """The next token of every span to be sampled, in their order: int64 [S]."""
+
+
+OnStep = Callable[[Plan, Sequence[Job]], None]
+"""Is told of a step that came back, and which jobs it extended or lost."""
+
+
+def run_plain(scheduler: Scheduler, runner: Runner, on_step: OnStep) -> None:
+    """Plan, run, commit, until there is no work."""
+    while (plan := scheduler.plan()) is not None:
+        try:
+            result = _now(runner, plan)
+        except BaseException as error:  # an interrupt: leave no step in flight behind
+            scheduler.fail(plan.number, RuntimeError(f"interrupted by {type(error).__name__}"))
+            raise
+        on_step(plan, _land(scheduler, plan, result))
+
+
+def run_ahead(scheduler: Scheduler, runner: Runner, on_step: OnStep) -> None:
+    """Plan step n + 1 while n runs on another thread (and, on a GPU, on the device); commit n afterwards.
+
+    Newest tokens stay on the device, so the plan does not need them; what a step computes for a request that turns out
+    to have ended with the one before is dropped by the scheduler.
     """
-    unfinished = [sequence for sequence in sequences if sequence.finish_reason is None]
-    while unfinished:
-        rows = choose(unfinished, limits)
-        logits = runner(pack(rows, pad_token, device))
-        for sequence, token in zip(rows, sample(logits, [_draw(row) for row in rows]), strict=True):
-            sequence.append(token)
-        on_step(rows)
-        unfinished = [sequence for sequence in unfinished if sequence.finish_reason is None]
+    flying: deque[tuple[Plan, Future[Tensor]]] = deque()
+    with ThreadPoolExecutor(1, "deepinfer-runner") as worker:
+        try:
+            while True:
+                plan = scheduler.plan()
+                if plan is not None:
+                    flying.append((plan, worker.submit(runner.run, plan)))
+                elif not flying:
+                    return
+                if len(flying) == 2 or plan is None:
+                    landing, result = flying[0]
+                    result.exception()  # waits
+                    flying.popleft()
+                    on_step(landing, _land(scheduler, landing, result))
+        except BaseException as error:
+            for plan, _ in flying:
+                scheduler.fail(plan.number, RuntimeError(f"interrupted by {type(error).__name__}"))
+            raise
 
 
-def _draw(sequence: Sequence) -> Draw:
-    request = sequence.request
-    return Draw(request.params.temperature, request.seed, sequence.length)
+def _now(runner: Runner, plan: Plan) -> Future[Tensor]:
+    """What a plan gave, or the exception it raised, as a settled future."""
+    result: Future[Tensor] = Future()
+    try:
+        result.set_result(runner.run(plan))
+    except Exception as error:
+        result.set_exception(error)
+    return result
+
+
+def _land(scheduler: Scheduler, plan: Plan, result: Future[Tensor]) -> list[Job]:
+    """Commit a step, or, if it raised, have its requests fail and no others."""
+    try:
+        tokens = result.result().tolist()
+    except Exception as error:
+        return scheduler.fail(plan.number, error)
+    sampled = [span.request_id for span in plan.spans if span.sample]
+    return scheduler.commit(plan.number, dict(zip(sampled, tokens, strict=True)))

@@ -95,6 +95,10 @@ class Scheduler:
         self.statistics.added += 1
         return request_id
 
+    def job(self, request_id: int) -> Job:
+        """Return the state of a request that has not ended; KeyError for any other."""
+        return self._jobs[request_id]
+
     def cancel(self, request_id: int) -> Job | None:
         """End a request now and return it with the tokens it has; None if it has ended already (or never was)."""
         job = self._jobs.get(request_id)

@@ -1,0 +1,120 @@
+"""Puts an engine's parts together: weights, caches, pages, scheduler, runner."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from deepinfer.cache.budget import CacheSizes
+from deepinfer.cache.disk import DiskTier
+from deepinfer.cache.manager import KVManager
+from deepinfer.cache.storage import Caches
+from deepinfer.cache.tiers import HostTier, Tier
+from deepinfer.checkpoint.reader import Checkpoint
+from deepinfer.config.engine import EngineConfig
+from deepinfer.config.envs import Environment
+from deepinfer.config.model import ModelConfig
+from deepinfer.core.errors import CheckpointError, ConfigError
+from deepinfer.engine.content import content_keys
+from deepinfer.engine.device import select_device
+from deepinfer.engine.identity import checkpoint_identity
+from deepinfer.engine.model_runner import ModelRunner
+from deepinfer.engine.replay import ReplayPolicy
+from deepinfer.engine.scheduler import EndRules, Scheduler, SchedulerLimits
+from deepinfer.model.loading import load_weights
+from deepinfer.model.model import InferenceModel
+from deepinfer.text.engram_classes import check_engram_classes, engram_classes
+from deepinfer.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an engine runs with; each part owns its own state."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer
+    runner: ModelRunner
+    kv: KVManager
+    scheduler: Scheduler
+
+
+def assemble(directory: Path, environment: Environment, settings: EngineConfig) -> Parts:
+    """Load the checkpoint in `directory`; CheckpointError or ConfigError if it or the settings will not do."""
+    checkpoint = Checkpoint(directory)
+    config, device = checkpoint.config, select_device(environment.accelerator)
+    replay = ReplayPolicy.choose(environment, config)
+    limits = _limits(environment, settings)
+    tokenizer = Tokenizer.from_file(directory)
+    classes = checked_classes(tokenizer, config, str(directory))
+    checkpoint.check()
+    dtype = _dtype(settings, device)
+    model = InferenceModel(config, load_weights(checkpoint, dtype, device), classes)
+    pages = _pages(config, limits.max_num_seqs, settings, device)
+    caches = Caches(config, pages, limits.max_num_seqs, settings.page_size, device=device)
+    identity = f"{checkpoint_identity(directory)} {dtype} {settings.page_size} {replay.mode}"
+    kv = KVManager(pages, settings.page_size, identity, caches, _tiers(settings, identity))
+    ends = EndRules(config.eos_token_id, config.max_position_embeddings)
+    scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys)
+    return Parts(config, tokenizer, ModelRunner(model, caches, tokenizer.vocab_size), kv, scheduler)
+
+
+def checked_classes(tokenizer: Tokenizer, config: ModelConfig, where: str) -> list[int]:
+    """The Engram class of every token id, once the tokenizer is known to be this checkpoint's."""
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{where}: the tokenizer has {tokenizer.vocab_size} tokens but vocab_size is {config.vocab_size}; "
+            "use the tokenizer.json the checkpoint was trained with"
+        )
+    classes = engram_classes(tokenizer)
+    if config.engram_layer_ids:
+        check_engram_classes(classes, config, where)
+    return classes
+
+
+def _limits(environment: Environment, settings: EngineConfig) -> SchedulerLimits:
+    """In batch-invariant mode every request runs by itself, from its own pages, so nothing can change its rounding."""
+    invariant = environment.batch_invariant
+    return SchedulerLimits(
+        1 if invariant else settings.max_num_seqs,
+        settings.max_num_batched_tokens,
+        settings.max_chunk,
+        prefix_hits=settings.prefix_cache and not invariant,
+    )
+
+
+def _dtype(settings: EngineConfig, device: torch.device) -> torch.dtype:
+    name = settings.dtype or ("float32" if device.type == "cpu" else "bfloat16")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _pages(config: ModelConfig, slots: int, settings: EngineConfig, device: torch.device) -> int:
+    sizes = CacheSizes(config, slots, settings.page_size)
+    wanted = sizes.pages_for(config.max_position_embeddings, slots)
+    if settings.cache_bytes is None:
+        fitting = sizes.pages_in(_free_memory(device) // 4)
+    else:
+        wanted = fitting = sizes.pages_in(settings.cache_bytes)
+    pages = min(wanted, fitting)
+    if pages < 1:
+        raise ConfigError(
+            f"the caches have {settings.cache_bytes or _free_memory(device) // 4} bytes; windows of {slots} requests "
+            f"and one page take {sizes.total(1)}; set cache_bytes higher or max_num_seqs lower"
+        )
+    return pages
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _tiers(settings: EngineConfig, identity: str) -> list[Tier]:
+    tiers: list[Tier] = []
+    if settings.host_cache_bytes:
+        tiers.append(HostTier(settings.host_cache_bytes))
+    if settings.disk_cache is not None:
+        tiers.append(DiskTier(settings.disk_cache, identity, settings.disk_cache_bytes))
+    return tiers

@@ -29,7 +29,7 @@ def routed_experts(x: Tensor, chosen: Tensor, weights: Tensor, w13: Tensor, w2: 
     inner = (swiglu(gate_up, limit) * weights.flatten()[order, None]).to(x.dtype)
     results = torch.empty(rows * count, x.shape[1], dtype=x.dtype, device=x.device)
     results[order] = _grouped(inner, w2, visits)
-    return results.view(rows, count, -1).sum(1, dtype=torch.float32).to(x.dtype)
+    return results.view(rows, count, x.shape[1]).sum(1, dtype=torch.float32).to(x.dtype)
 
 
 def _grouped(x: Tensor, weight: Tensor, visits: list[int]) -> Tensor:

@@ -1,7 +1,8 @@
 """The PyTorch version: defines the stored bytes, on any device.
 
 Vectorised, without data-dependent control flow. Elements are encoded by comparing with the midpoints between levels, so
-it shares no arithmetic with `checkpoint.formats`, against which it is tested.
+it shares no arithmetic with `checkpoint.formats`, against which it is tested. Every stored value is a BF16 number: its
+element has at most 4 significant bits, its scale as many; so unpacking to BF16 takes no FP32 in between.
 """
 
 from functools import lru_cache
@@ -32,7 +33,7 @@ def unpack_window(stored: Tensor, dtype: torch.dtype) -> Tensor:
     """uint8 [..., D + D/32] -> [..., D] of `dtype`."""
     channels = stored.shape[-1] * POWER_BLOCK // (POWER_BLOCK + 1)
     codes, scales = stored[..., :channels].contiguous(), stored[..., channels:]
-    values = codes.view(torch.float8_e4m3fn).to(torch.float32)
+    values = codes.view(torch.float8_e4m3fn).to(_exact(dtype))
     return _scaled(values, _from_power(scales), POWER_BLOCK).to(dtype)
 
 
@@ -48,7 +49,7 @@ def unpack_latent(stored: Tensor, dtype: torch.dtype) -> Tensor:
     """uint8 [..., D/2 + D/16] -> [..., D] of `dtype`."""
     half = stored.shape[-1] * LATENT_BLOCK // (LATENT_BLOCK + 2)
     scales = stored[..., half:].contiguous().view(torch.float8_e4m3fn).to(torch.float32)
-    return _scaled(_e2m1_values(stored[..., :half]), scales, LATENT_BLOCK).to(dtype)
+    return _scaled(_e2m1_values(stored[..., :half], _exact(dtype)), scales, LATENT_BLOCK).to(dtype)
 
 
 def pack_index(x: Tensor) -> Tensor:
@@ -62,7 +63,8 @@ def pack_index(x: Tensor) -> Tensor:
 def unpack_index(stored: Tensor, dtype: torch.dtype) -> Tensor:
     """uint8 [..., D/2 + D/32] -> [..., D] of `dtype`."""
     half = stored.shape[-1] * POWER_BLOCK // (POWER_BLOCK + 2)
-    return _scaled(_e2m1_values(stored[..., :half]), _from_power(stored[..., half:]), POWER_BLOCK).to(dtype)
+    values = _e2m1_values(stored[..., :half], _exact(dtype))
+    return _scaled(values, _from_power(stored[..., half:]), POWER_BLOCK).to(dtype)
 
 
 def _blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -71,10 +73,15 @@ def _blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return blocks, blocks.abs().amax(-1, keepdim=True)
 
 
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    """The type to unpack in: one in which every product of element and scale is exact."""
+    return dtype if dtype is torch.bfloat16 else torch.float32
+
+
 def _scaled(values: Tensor, scales: Tensor, size: int) -> Tensor:
-    """Multiply FP32 values [..., D] by the scale of their block, scales [..., D/size]."""
-    blocks = values.reshape(*scales.shape, size)
-    return (blocks * scales.unsqueeze(-1)).flatten(-2)
+    """Multiply values [..., D], in place, by the scale of their block, FP32 scales [..., D/size]."""
+    values.view(*scales.shape, size).mul_(scales.to(values.dtype).unsqueeze(-1))
+    return values
 
 
 def _power_above(x: Tensor) -> Tensor:
@@ -116,15 +123,15 @@ def _nibbles(codes: Tensor) -> Tensor:
     return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
-def _e2m1_values(packed: Tensor) -> Tensor:
-    """Bytes [..., D/2] to FP32 values [..., D], by a table of what each byte holds."""
-    pairs = torch.nn.functional.embedding(packed.to(torch.int32), _byte_values(packed.device))
+def _e2m1_values(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes [..., D/2] to fresh values [..., D], by a table of what each byte holds."""
+    pairs = torch.nn.functional.embedding(packed.to(torch.int32), _byte_values(packed.device, dtype))
     return pairs.flatten(-2)
 
 
 @lru_cache
-def _byte_values(device: torch.device) -> Tensor:
-    """FP32 [256, 2]: the low and the high nibble's value of every byte."""
-    levels = torch.tensor([*_E2M1_LEVELS, *(-level for level in _E2M1_LEVELS)], device=device)
+def _byte_values(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """[256, 2]: the low and the high nibble's value of every byte."""
+    levels = torch.tensor([*_E2M1_LEVELS, *(-level for level in _E2M1_LEVELS)], device=device, dtype=dtype)
     byte = torch.arange(256, device=device)
     return torch.stack((levels[byte & 15], levels[byte >> 4]), -1)

@@ -7,44 +7,48 @@ from deepinfer.cache.budget import CacheSizes
 from deepinfer.cli.models import MODEL_HELP, find_model
 from deepinfer.cli.table import print_bytes
 from deepinfer.cli.units import parse_bytes, parse_positive, show_bytes
-from deepinfer.cli.weights import ENGRAM_TABLES, weight_bytes
+from deepinfer.cli.weights import ENGRAM_TABLES, resident_bytes, weight_bytes
 from deepinfer.cli.workspace import workspace_bytes
+from deepinfer.config.engine import DTYPES, EngineConfig
 
 _ABOUT = "what weights, caches and workspace cost, and how many tokens fit into a given memory"
+_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def add_command(commands: Any) -> None:
     """Add `memory` to the subcommands."""
     parser = commands.add_parser("memory", help=_ABOUT, description=f"Shows {_ABOUT}.")
+    usual = EngineConfig()
 
     def number(flag: str, default: int | None, about: str) -> None:
         parser.add_argument(flag, type=parse_positive, default=default, metavar="N", help=about)
 
     parser.add_argument("--model", help=MODEL_HELP)
     number("--context", None, "tokens a request (default: all that the model can take)")
-    number("--requests", 32, "requests at once (default: %(default)s)")
+    number("--requests", usual.max_num_seqs, "requests at once (default: %(default)s)")
     parser.add_argument("--memory", type=parse_bytes, metavar="SIZE", help="memory to fill, such as 24GiB")
-    number("--page-size", 64, "tokens a page, an even number (default: %(default)s)")
-    number("--rows", 8192, "most rows a step (default: %(default)s)")
+    number("--page-size", usual.page_size, "tokens a page, an even number (default: %(default)s)")
+    number("--rows", usual.max_num_batched_tokens, "most rows a step (default: %(default)s)")
     number("--verify-rows", 1, "rows a request may verify in a step: longest draft + 1 (default: %(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of activations (default: %(default)s)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the account."""
-    model = find_model(arguments.model)
-    sizes = CacheSizes(model.config, arguments.requests, arguments.page_size, arguments.verify_rows)
+    model, requests, dtype = find_model(arguments.model), arguments.requests, arguments.dtype
+    sizes = CacheSizes(model.config, requests, arguments.page_size, arguments.verify_rows)
     context = arguments.context or model.config.max_position_embeddings
-    pages = sizes.pages_for(context, arguments.requests)
-    weights = weight_bytes(model.layout())
-    workspace = workspace_bytes(model.config, arguments.rows, context, arguments.requests)
-    print(f"{model.title}\n{arguments.requests:,} requests of {context:,} tokens, steps of {arguments.rows:,} rows")
-    print_bytes("weights as stored", weights, {ENGRAM_TABLES: "may stay in host memory"})
+    pages, layout = sizes.pages_for(context, requests), model.layout()
+    stored, resident = weight_bytes(layout), resident_bytes(layout, _BYTES[dtype])
+    workspace = workspace_bytes(model.config, arguments.rows, context, requests, _BYTES[dtype])
+    print(f"{model.title}\n{requests:,} requests of {context:,} tokens, steps of {arguments.rows:,} rows, {dtype}")
+    print_bytes("weights as stored", stored, {ENGRAM_TABLES: "may stay in host memory"})
+    print_bytes("weights as the PyTorch operators hold them", {"all": resident})
     print_bytes("caches", {"pages": pages * sizes.page_bytes, **_beside_pages(sizes, pages)}, _notes(sizes, pages))
-    print_bytes("workspace of a step (estimate, FP32)", workspace)
-    print_bytes("together", {"all": sum(weights.values()) + sizes.total(pages) + sum(workspace.values())})
+    print_bytes("workspace of a step (estimate)", workspace)
     if arguments.memory is not None:
-        _print_fit(sizes, arguments.memory, weights, sum(workspace.values()))
+        _print_fit(sizes, arguments.memory, stored, resident, sum(workspace.values()))
     return 0
 
 
@@ -63,13 +67,14 @@ def _notes(sizes: CacheSizes, pages: int) -> dict[str, str]:
     }
 
 
-def _print_fit(sizes: CacheSizes, memory: int, weights: dict[str, int], workspace: int) -> None:
+def _print_fit(sizes: CacheSizes, memory: int, stored: dict[str, int], resident: int, workspace: int) -> None:
     """Print how many tokens of global KV fit into `memory`, for several ideas of what else is in it."""
-    stored = sum(weights.values())
+    tables = stored.get(ENGRAM_TABLES, 0)
     beside = {
         "caches alone": 0,
-        "with workspace and weights": workspace + stored,
-        "the same, Engram tables elsewhere": workspace + stored - weights.get(ENGRAM_TABLES, 0),
+        "and workspace, weights as stored": workspace + sum(stored.values()),
+        "the same, Engram tables elsewhere": workspace + sum(stored.values()) - tables,
+        "and workspace, weights as now held": workspace + resident,
     }
     print(f"\ntokens of global KV that fit into {show_bytes(memory)}, beside {sizes.slots:,} requests' windows")
     for name, other in beside.items():

@@ -1,9 +1,10 @@
 """What the weights cost, by what they are for."""
 
+import math
 import re
 from collections.abc import Mapping
 
-from deepinfer.checkpoint.layout import TensorSpec
+from deepinfer.checkpoint.layout import Storage, TensorSpec
 
 ENGRAM_TABLES = "Engram tables"
 _PARTS = (
@@ -21,6 +22,9 @@ _PARTS = (
     (r"(embed|head)\.", "embedding and head"),
     (r".*norm\.", "norms"),
 )
+_WIDE = re.compile(r".*(norm\d?|gate)\.weight|head\.weight|.*\.[qk]_weight")
+"""Stored as BF16 and computed in FP32."""
+_FP32 = 4
 
 
 def part_of(name: str) -> str:
@@ -35,3 +39,17 @@ def weight_bytes(layout: Mapping[str, TensorSpec]) -> dict[str, int]:
         part = part_of(name)
         totals[part] = totals.get(part, 0) + spec.stored_bytes
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def resident_bytes(layout: Mapping[str, TensorSpec], activation: int) -> int:
+    """Bytes of all weights as the PyTorch operators hold them: the Engram tables as stored, matrices with `activation`
+    bytes a number, and norms, gates and whatever is stored as FP32 in FP32.
+    """
+    return sum(_resident(name, spec, activation) for name, spec in layout.items())
+
+
+def _resident(name: str, spec: TensorSpec, activation: int) -> int:
+    if spec.storage is Storage.FP8_ROWS:
+        return spec.stored_bytes
+    wide = spec.storage is Storage.F32 or _WIDE.fullmatch(name)
+    return math.prod(spec.shape) * (_FP32 if wide else activation)

@@ -1,24 +1,42 @@
-"""What one step needs beside weights and caches: an estimate from the sizes of its largest intermediate values."""
+"""What one step needs beside weights and caches: an estimate from the largest intermediate values of the operators."""
 
 from deepinfer.config.model import ModelConfig
 
-FP32 = 4
+FP32, INT64 = 4, 8
+_SCORED_TERMS = 1 << 22  # products of index heads and keys that are held at a time
+_ATTENDED_ROWS = 64  # rows of a request that attend at a time
 
 
-def workspace_bytes(c: ModelConfig, rows: int, context: int, requests: int, activation: int = FP32) -> dict[str, int]:
-    """Bytes of each large intermediate value in a step of `rows` rows, `activation` bytes a number.
+def workspace_bytes(c: ModelConfig, rows: int, context: int, requests: int, activation: int) -> dict[str, int]:
+    """Bytes that are live at once in a step of `rows` rows over `requests` contexts, `activation` bytes a number.
 
-    Residual streams count twice (before and after a layer), queries too (they and what attention makes of them). Index
-    scores are those of one request, whose rows all look at `context` tokens, FP32 with one value a head. The logits are
-    FP32, one row a request.
+    Streams live through a layer; attention and experts follow each other, so only the larger of the two counts.
     """
-    scored = min(rows, _ROWS_SCORED)
-    return {
-        "residual streams": 2 * rows * c.hc_mult * c.hidden_size * activation,
-        "queries and outputs": 2 * rows * c.num_attention_heads * c.head_dim * activation,
-        "index scores": scored * context * (c.index_n_heads + 1) * FP32,
-        "logits": requests * c.vocab_size * FP32,
-    }
+    attention, experts = _attention(c, rows, context, requests, activation), _experts(c, rows, activation)
+    name = "attention" if attention > experts else "experts"
+    streams = rows * c.hc_mult * c.hidden_size * (2 * activation + FP32)  # before and after a site, and in FP32
+    return {"residual streams": streams, name: max(attention, experts), "logits": 2 * requests * c.vocab_size * FP32}
 
 
-_ROWS_SCORED = 64
+def _attention(c: ModelConfig, rows: int, context: int, requests: int, activation: int) -> int:
+    """Queries and outputs, plain and rotated; scores; and what is unpacked of the longest source's compressed KV.
+
+    All requests' index keys are unpacked (with FP4 codes widened to 32 bits on the way); latents only where they are
+    chosen, or all of one prompt. Scores are made for a row of every request at least, head by head, and then sorted.
+    """
+    entries = context // min(c.ratio(layer) for layer in c.kv_source_layer_ids)
+    queries = 4 * rows * c.num_attention_heads * c.head_dim * activation
+    keys = requests * entries * c.index_head_dim * (activation + FP32 // 2)
+    pairs = max(requests, min(rows, _SCORED_TERMS // (entries * c.index_n_heads))) * entries
+    scores = pairs * (c.index_n_heads * 2 * activation + FP32 + 2 * INT64)
+    at_once = max(requests, min(rows, _ATTENDED_ROWS))
+    chosen = min(c.index_topk, entries)
+    latents = max(at_once * chosen, min(entries, rows * chosen)) * c.head_dim * activation
+    attended = at_once * c.num_attention_heads * (c.sliding_window + _ATTENDED_ROWS + chosen) * 2 * FP32
+    return queries + keys + scores + latents + attended
+
+
+def _experts(c: ModelConfig, rows: int, activation: int) -> int:
+    """For every visit of a row to an expert: the row, gate and up, their product in FP32, and the result twice."""
+    visit = (3 * c.hidden_size + 2 * c.moe_intermediate_size) * activation + 3 * c.moe_intermediate_size * FP32
+    return rows * c.num_experts_per_tok * visit

@@ -32,9 +32,8 @@ def pack_window(x: Tensor) -> Tensor:
 def unpack_window(stored: Tensor, dtype: torch.dtype) -> Tensor:
     """uint8 [..., D + D/32] -> [..., D] of `dtype`."""
     channels = stored.shape[-1] * POWER_BLOCK // (POWER_BLOCK + 1)
-    codes, scales = stored[..., :channels].contiguous(), stored[..., channels:]
-    values = codes.view(torch.float8_e4m3fn).to(_exact(dtype))
-    return _scaled(values, _from_power(scales), POWER_BLOCK).to(dtype)
+    values = _e4m3_values(stored[..., :channels], _exact(dtype))
+    return _scaled(values, _from_power(stored[..., channels:]), POWER_BLOCK).to(dtype)
 
 
 def pack_latent(x: Tensor) -> Tensor:
@@ -103,6 +102,16 @@ def _power_bytes(power: Tensor, amax: Tensor) -> Tensor:
 def _e4m3(x: Tensor) -> Tensor:
     """FP32 to E4M3 codes, nearest with ties to even; the cast alone would turn what lies beyond 448 into NaN."""
     return x.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def _e4m3_values(codes: Tensor, dtype: torch.dtype) -> Tensor:
+    """E4M3 codes (uint8) to fresh values; far faster on a CPU than its cast from that type.
+
+    Sign, exponent and mantissa, put where FP16 has them, read as the value times 2^-8, the distance of the biases. The
+    NaN code alone would read as 480, but a block with a NaN has a scale that makes all of it NaN.
+    """
+    bits = (codes.contiguous().view(torch.int8).to(torch.int16) << 7) & ~0x4000  # the sign had spread over two bits
+    return bits.view(torch.float16).to(dtype).mul_(2.0**8)
 
 
 def _e2m1(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from argparse import ArgumentTypeError
 from pathlib import Path
 
@@ -298,3 +299,12 @@ class TestWords:
         assert part_of("vision.blocks.0.attn.wo.weight") == "vision"
         assert part_of("layers.0.attn_norm.weight") == part_of("norm.weight") == "norms"
         assert part_of("layers.2.attn.indexer.k_norm.weight") == "indexers"
+
+
+class TestDocument:
+    def test_the_account_in_the_document_is_what_the_command_prints(self, capsys: Output) -> None:
+        document = Path(__file__).parent.parent / "doc" / "cache.md"
+        found = re.search(r"^    \$ deepinfer (.*)\n((?:    .*\n|\n)+)", document.read_text(), re.MULTILINE)
+        assert found is not None
+        command, shown = found.groups()
+        assert ran(capsys, *command.split()).rstrip() == textwrap.dedent(shown).rstrip()

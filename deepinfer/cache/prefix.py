@@ -8,7 +8,7 @@ from itertools import islice
 from deepinfer.cache.content import page_digest, root_digest
 
 Keys = tuple[Hashable, ...]
-_SIBLINGS_COMPARED = 1024  # when explaining a miss; the newest
+_SIBLINGS_COMPARED = 256  # when explaining a miss; the newest
 _EVICTED_REMEMBERED = 65_536  # digests, to tell an evicted page from one never seen
 
 EVICTED = "evicted"

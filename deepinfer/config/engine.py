@@ -2,10 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deepinfer.core.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
+_LEAST = {
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "max_chunk": 1,
+    "page_size": 2,
+    "cache_bytes": 1,
+    "host_cache_bytes": 0,
+    "disk_cache_bytes": 1,
+}
+_MAY_BE_NONE = ("max_chunk", "cache_bytes")
 
 
 @dataclass(frozen=True)
@@ -16,8 +27,8 @@ class EngineConfig:
     max_num_batched_tokens: most rows of one step; at least `max_num_seqs`.
     max_chunk: most prompt tokens of one request in one step; None: whatever the step has room for.
     page_size: tokens of a page of global KV; even.
-    cache_bytes: memory for pages of global KV; None: a quarter of the free memory, and no more than `max_num_seqs`
-        requests of the whole context need.
+    cache_bytes: memory for caches; None: a quarter of the free memory, and no more than `max_num_seqs` requests of the
+        whole context need.
     host_cache_bytes: host memory for pages that were evicted; 0: none.
     disk_cache: directory for evicted pages that survives a restart; None: none. disk_cache_bytes: its budget.
     prefix_cache: whether requests share the pages of equal beginnings.
@@ -31,16 +42,35 @@ class EngineConfig:
     page_size: int = 64
     cache_bytes: int | None = None
     host_cache_bytes: int = 0
-    disk_cache: Path | None = None
+    disk_cache: str | Path | None = None
     disk_cache_bytes: int = 1 << 30
     prefix_cache: bool = True
     asynchronous: bool = True
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("cache_bytes", 1), ("host_cache_bytes", 0), ("disk_cache_bytes", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; it takes a number of bytes, at least {least}")
+        for name, least in _LEAST.items():
+            self._check_number(name, least)
+        for name in ("prefix_cache", "asynchronous"):
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong(name, getattr(self, name), "True or False")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            takes = f"at least max_num_seqs, {self.max_num_seqs}: each running request needs a row in every step"
+            raise _wrong("max_num_batched_tokens", self.max_num_batched_tokens, takes)
+        if self.page_size % 2:
+            raise _wrong("page_size", self.page_size, "an even number, so that no pair of tokens straddles two pages")
+        if self.disk_cache is not None and not isinstance(self.disk_cache, str | Path):
+            raise _wrong("disk_cache", self.disk_cache, "the path of a directory, or None")
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise ConfigError(f"dtype is {self.dtype!r}; it takes {' or '.join(DTYPES)}, or None for the device's own")
+            raise _wrong("dtype", self.dtype, f"{' or '.join(DTYPES)}, or None for the device's own")
+
+    def _check_number(self, name: str, least: int) -> None:
+        value, may_be_none = getattr(self, name), name in _MAY_BE_NONE
+        if value is None and may_be_none:
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise _wrong(name, value, f"a whole number >= {least}{', or None' if may_be_none else ''}")
+
+
+def _wrong(name: str, value: Any, takes: str) -> ConfigError:
+    return ConfigError(f"{name} is {value!r}; it takes {takes}")

@@ -1,6 +1,7 @@
 """Puts an engine's parts together: weights, caches, pages, scheduler, runner."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig) 
     model = InferenceModel(config, load_weights(checkpoint, dtype, device), classes)
     pages = _pages(config, limits.max_num_seqs, settings, device)
     caches = Caches(config, pages, limits.max_num_seqs, settings.page_size, device=device)
+    # Behind a cached prefix compact replay computes KV from a shortened window, mode off from the whole prefix.
     identity = f"{checkpoint_identity(directory)} {dtype} {settings.page_size} {replay.mode}"
     kv = KVManager(pages, settings.page_size, identity, caches, _tiers(settings, identity))
     ends = EndRules(config.eos_token_id, config.max_position_embeddings)
@@ -106,9 +108,13 @@ def _pages(config: ModelConfig, slots: int, settings: EngineConfig, device: torc
 
 
 def _free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated; on a CPU the kernel's estimate, file caches counted as free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+    if available is None:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 1024 * int(available[1])
 
 
 def _tiers(settings: EngineConfig, identity: str) -> list[Tier]:

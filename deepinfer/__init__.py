@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from deepinfer.core.errors import CheckpointError, ConfigError, DeepInferError, RequestError
+from deepinfer.core.errors import CheckpointError, ConfigError, DeepInferError, EngineError, RequestError
 from deepinfer.core.outputs import CompletionOutput, RequestOutput
 from deepinfer.core.sampling_params import SamplingParams
 
@@ -15,6 +15,7 @@ __all__ = [
     "CompletionOutput",
     "ConfigError",
     "DeepInferError",
+    "EngineError",
     "RequestError",
     "RequestOutput",
     "SamplingParams",

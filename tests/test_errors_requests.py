@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from deepinfer import LLM, ConfigError, RequestError, SamplingParams
+from deepinfer import LLM, RequestError, SamplingParams
 
 SHORT = SamplingParams(temperature=0, max_tokens=3)
 GOOD = [{"role": "user", "content": "hi"}]
@@ -131,7 +131,10 @@ def test_an_unknown_way_to_treat_errors(llm: LLM) -> None:
         llm.generate("a", SHORT, on_error="ignore")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("limits", [{"max_num_seqs": 0}, {"max_num_batched_tokens": 0}], ids=str)
-def test_limits_without_room(tiny_checkpoint: Path, limits: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="at least one sequence"):
-        LLM(tiny_checkpoint, **limits)
+def test_a_prompt_beyond_the_caches_is_refused_and_its_neighbour_answered(tiny_checkpoint: Path) -> None:
+    llm = LLM(tiny_checkpoint, max_num_seqs=1, cache_bytes=60_000)
+    with pytest.raises(RequestError, match=r"the prompt has 1000 tokens; the caches hold \d+; set cache_bytes higher"):
+        llm.generate([5] * 1000, SHORT, use_tqdm=False)
+    bad, good = llm.generate([[5] * 1000, [5] * 10], SHORT, use_tqdm=False, on_error="return")
+    assert (bad.finish_reason, isinstance(bad.error, RequestError)) == ("error", True)
+    assert good.error is None

@@ -24,7 +24,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def golden_llm(golden_checkpoint: Path) -> LLM:
-    return LLM(golden_checkpoint)
+    """Without a prefix cache: behind a hit, values differ a little by design."""
+    return LLM(golden_checkpoint, prefix_cache=False)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_a_batch_gives_each_prompt_what_it_gets_alone(golden_llm: LLM) -> None:
 
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 4096), (2, 4096), (32, 60)], ids=["one row", "two rows", "60 tokens"])
 def test_smaller_batches_change_nothing(golden_llm: LLM, golden_checkpoint: Path, rows: int, tokens: int) -> None:
-    small = LLM(golden_checkpoint, max_num_seqs=rows, max_num_batched_tokens=tokens)
+    small = LLM(golden_checkpoint, max_num_seqs=rows, max_num_batched_tokens=tokens, prefix_cache=False)
     expected = golden_llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert small.generate(PROMPTS, GREEDY, use_tqdm=False) == expected
 

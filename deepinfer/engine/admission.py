@@ -20,7 +20,9 @@ Conversation = Sequence[Mapping[str, Any]]
 class Admission:
     """Makes requests for one model; every method raises `RequestError` for a request that cannot be served."""
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, chat_format: ChatFormat) -> None:
+    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, chat_format: ChatFormat, capacity: int) -> None:
+        """`capacity`: tokens that the caches hold, all requests together."""
+        self._capacity = capacity
         self._config = config
         self._tokenizer = tokenizer
         self._chat_format = chat_format
@@ -80,6 +82,10 @@ class Admission:
         if len(ids) >= context:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens; the context of {context} must hold it and at least one new token"
+            )
+        if len(ids) > self._capacity:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens; the caches hold {self._capacity}; set cache_bytes higher"
             )
         seed = secrets.randbits(64) if params.seq_seed is None else params.seq_seed
         types = [TEXT] * len(ids) if types is None else types

@@ -1,16 +1,17 @@
 """A loaded model and the way of its requests: admission, steps, replies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from deepinfer.config.engine import EngineConfig
 from deepinfer.config.envs import Environment
-from deepinfer.core.errors import EngineError, RequestError
+from deepinfer.core.errors import EngineError
 from deepinfer.core.outputs import RequestOutput
 from deepinfer.core.plan import Plan
 from deepinfer.core.request import Request
 from deepinfer.engine.admission import Admission
 from deepinfer.engine.assembly import assemble
+from deepinfer.engine.interrupts import held_interrupts
 from deepinfer.engine.loop import run_ahead, run_plain
 from deepinfer.engine.replies import request_output
 from deepinfer.engine.scheduler import Job
@@ -28,61 +29,47 @@ class Engine:
         self._loop = run_ahead if settings.asynchronous else run_plain
         self.config, self.tokenizer = self._parts.config, self._parts.tokenizer
         self._chat_format = ChatFormat(self.tokenizer)
-        self.admission = Admission(self.config, self.tokenizer, self._chat_format)
+        capacity = self._parts.kv.total_pages * self._parts.kv.page_size
+        self.admission = Admission(self.config, self.tokenizer, self._chat_format, capacity)
         self.statistics = EngineStatistics(self._parts.scheduler.statistics, self._parts.kv.statistics)
-        self._leaving: list[Job] = []
 
     def run(self, requests: Sequence[Request], on_step: Callable[[list[Running]], None]) -> list[RequestOutput]:
         """Answer `requests`, in their order; `on_step` gets the sequences that a step extended or lost.
 
-        A request that the caches can never hold, or whose step fails, gets an output with an error; no other does.
+        A request whose step fails gets an output with an error; no other does. Whatever is raised meanwhile, an
+        interrupt or an error of `on_step`, ends all requests, and the next call finds everything in order.
         """
-        outputs: dict[int, RequestOutput] = {}
-        jobs: dict[int, tuple[int, Job]] = {}
-        for place, request in enumerate(requests):
+        jobs: dict[int, Job] = {}
+        with held_interrupts() as deliver_interrupt:
+
+            def landed(plan: Plan, extended: Sequence[Job]) -> None:
+                self.statistics.step(plan, jobs)
+                on_step([job.sequence for job in extended])
+                deliver_interrupt()
+
             try:
-                job = self._add(request)
-                jobs[job.request_id] = place, job
-            except RequestError as error:
-                outputs[place] = RequestOutput.failed(request.index, error)
-
-        def landed(plan: Plan, extended: Sequence[Job]) -> None:
-            self.statistics.step(plan)
-            on_step([job.sequence for job in extended])
-            for job in extended:
-                if job.sequence.finish_reason is not None:
-                    outputs[jobs[job.request_id][0]] = self._output(job)
-            self._forget([job for job in extended if job.sequence.finish_reason is not None])
-
-        self.statistics.begin()
-        try:
-            self._loop(self._parts.scheduler, self._parts.runner, landed)
-        except BaseException:
-            self._forget([job for _, job in jobs.values() if self._parts.scheduler.cancel(job.request_id)])
-            raise
-        finally:
-            self._forget([])
-        return [outputs[place] for place in range(len(requests))]
+                for request in requests:
+                    self._add(request, jobs)
+                self.statistics.begin()
+                self._loop(self._parts.scheduler, self._parts.runner, landed)
+            finally:
+                self._drop(jobs)
+        return [self._output(job) for job in jobs.values()]
 
     def close(self) -> None:
         """Copy what is worth keeping to the tiers that survive the process."""
         self._parts.kv.persist()
 
-    def _add(self, request: Request) -> Job:
+    def _add(self, request: Request, jobs: dict[int, Job]) -> None:
         request_id = self._parts.scheduler.add(request)
+        jobs[request_id] = self._parts.scheduler.job(request_id)
         self._parts.runner.admit(request_id, request)
-        return self._parts.scheduler.job(request_id)
 
-    def _forget(self, ended: Sequence[Job]) -> None:
-        """Let the runner drop requests that have ended, each once no step in flight holds rows of it."""
-        self._leaving += ended
-        staying = []
-        for job in self._leaving:
-            if job.in_flight:
-                staying.append(job)
-            else:
-                self._parts.runner.forget(job.request_id)
-        self._leaving = staying
+    def _drop(self, jobs: Iterable[int]) -> None:
+        """Let go of requests, ended or not; no step may be in flight."""
+        for request_id in jobs:
+            self._parts.scheduler.cancel(request_id)
+            self._parts.runner.forget(request_id)
 
     def _output(self, job: Job) -> RequestOutput:
         error = None

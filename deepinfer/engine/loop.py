@@ -25,12 +25,7 @@ OnStep = Callable[[Plan, Sequence[Job]], None]
 def run_plain(scheduler: Scheduler, runner: Runner, on_step: OnStep) -> None:
     """Plan, run, commit, until there is no work."""
     while (plan := scheduler.plan()) is not None:
-        try:
-            result = _now(runner, plan)
-        except BaseException as error:  # an interrupt: leave no step in flight behind
-            scheduler.fail(plan.number, RuntimeError(f"interrupted by {type(error).__name__}"))
-            raise
-        on_step(plan, _land(scheduler, plan, result))
+        on_step(plan, _land(scheduler, plan, _run(runner, plan)))
 
 
 def run_ahead(scheduler: Scheduler, runner: Runner, on_step: OnStep) -> None:
@@ -49,31 +44,39 @@ def run_ahead(scheduler: Scheduler, runner: Runner, on_step: OnStep) -> None:
                 elif not flying:
                     return
                 if len(flying) == 2 or plan is None:
-                    landing, result = flying[0]
-                    result.exception()  # waits
-                    flying.popleft()
+                    landing, result = flying.popleft()
                     on_step(landing, _land(scheduler, landing, result))
         except BaseException as error:
             for plan, _ in flying:
-                scheduler.fail(plan.number, RuntimeError(f"interrupted by {type(error).__name__}"))
+                scheduler.fail(plan.number, _interrupted(error))
             raise
 
 
-def _now(runner: Runner, plan: Plan) -> Future[Tensor]:
-    """What a plan gave, or the exception it raised, as a settled future."""
+def _run(runner: Runner, plan: Plan) -> Future[Tensor]:
+    """What a plan gave, or the exception that it raised, as a settled future."""
     result: Future[Tensor] = Future()
     try:
         result.set_result(runner.run(plan))
-    except Exception as error:
+    except BaseException as error:
         result.set_exception(error)
     return result
 
 
 def _land(scheduler: Scheduler, plan: Plan, result: Future[Tensor]) -> list[Job]:
-    """Commit a step, or, if it raised, have its requests fail and no others."""
+    """Wait for a step and commit it; if it raised, have its requests fail and no others.
+
+    An interrupt while it runs or is waited for goes on to the caller, but leaves no step in flight behind either.
+    """
+    sampled = [span.request_id for span in plan.spans if span.sample]
     try:
-        tokens = result.result().tolist()
+        tokens = dict(zip(sampled, result.result().tolist(), strict=True))
     except Exception as error:
         return scheduler.fail(plan.number, error)
-    sampled = [span.request_id for span in plan.spans if span.sample]
-    return scheduler.commit(plan.number, dict(zip(sampled, tokens, strict=True)))
+    except BaseException as error:
+        scheduler.fail(plan.number, _interrupted(error))
+        raise
+    return scheduler.commit(plan.number, tokens)
+
+
+def _interrupted(error: BaseException) -> RuntimeError:
+    return RuntimeError(f"interrupted by {type(error).__name__}")

@@ -29,8 +29,8 @@ class Progress:
         self._bar.close()
 
     def step(self, rows: list[Sequence]) -> None:
-        """Take note of one step, which gave each of `rows` a token."""
-        self._tokens += len(rows)
+        """Take note of one step, which gave each of `rows` a token or failed it."""
+        self._tokens += sum(row.finish_reason != "error" for row in rows)
         speed = self._tokens / (time.perf_counter() - self._begin)
         self._bar.set_postfix_str(f"{self._tokens} tokens, {speed:.1f} tokens/s", refresh=False)
         self._bar.update(sum(row.finish_reason is not None for row in rows))

@@ -1,11 +1,12 @@
 """What an engine has done: requests, tokens, speed, batches, cache."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deepinfer.cache.statistics import CacheStatistics
-from deepinfer.core.plan import Plan
-from deepinfer.engine.scheduler import Statistics
+from deepinfer.core.plan import Plan, Span
+from deepinfer.engine.scheduler import Job, Statistics
 
 
 @dataclass
@@ -36,10 +37,10 @@ class EngineStatistics:
         """Steps follow, the first of them from now on."""
         self._landed = time.perf_counter()
 
-    def step(self, plan: Plan) -> None:
-        """Count a step that just came back."""
+    def step(self, plan: Plan, jobs: Mapping[int, Job]) -> None:
+        """Count a step that just came back; `jobs` holds those of its spans."""
         now = time.perf_counter()
-        prompt = sum(span.count for span in plan.spans if span.token_ids is not None and not _decodes(plan, span.count))
+        prompt = sum(span.count for span in plan.spans if not _decodes(span, jobs[span.request_id]))
         pace, rows = (self.prefill, prompt) if prompt else (self.decode, plan.rows)
         pace.rows += rows
         pace.seconds += now - self._landed
@@ -64,6 +65,6 @@ class EngineStatistics:
         ]
 
 
-def _decodes(plan: Plan, count: int) -> bool:
-    """Whether a span of known tokens is a decode row all the same: the plain loop knows the newest token, too."""
-    return count == 1 and all(span.count == 1 and span.sample for span in plan.spans)
+def _decodes(span: Span, job: Job) -> bool:
+    """Whether the span is one generated token; several are run again, like a prompt, after a preemption."""
+    return span.count == 1 and span.first >= len(job.sequence.request.token_ids)

@@ -184,7 +184,7 @@ class TestSparseAttention:
         given = inputs(CASES["many rows"], torch.float32)
         wanted = sparse_attention(**given)
         for rows in (1, 7, 149, 150):
-            monkeypatch.setattr(sparse_attention_torch, "_ROWS", rows)
+            monkeypatch.setattr(sparse_attention_torch, "ROWS_CPU", rows)
             assert torch.allclose(sparse_attention(**given), wanted, atol=1e-6)
 
     def test_a_sink_takes_weight_and_gives_nothing(self) -> None:

@@ -10,8 +10,9 @@ from deepinfer.core.batch import Group
 from deepinfer.model.reading import LiveEntries
 from deepinfer.ops.indexer import best_blocks, best_positions, block_positions, index_scores, row_scores
 
-_TERMS = 1 << 22
-"""Most products of query heads and keys to hold at a time: more rows are taken in turn."""
+TERMS_CPU, TERMS = 1 << 21, 1 << 25
+"""Most products of query heads and keys to hold at a time; more rows are taken in turn. On a CPU they should fit its
+cache, elsewhere fill the device."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Selector:
     ) -> tuple[Tensor, Tensor | None]:
         """Positions [G, n, K], and blocks: fresh ones if this layer publishes them."""
         keys = entries.keys(group)
-        step = max(1, _TERMS // max(1, keys.shape[0] * keys.shape[1] * query.q.shape[2]))
+        terms = TERMS_CPU if keys.device.type == "cpu" else TERMS
+        step = max(1, terms // max(1, keys.shape[0] * keys.shape[1] * query.q.shape[2]))
         chosen, kept = [], []
         for first in range(0, group.count, step):
             last = min(first + step, group.count)

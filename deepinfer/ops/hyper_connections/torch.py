@@ -29,18 +29,19 @@ def coefficients(
 def sinkhorn(scores: Tensor, iterations: int, eps: float) -> Tensor:
     """Softmax of rows, then alternating column and row normalisation: FP32 [N, S, S] -> [N, S, S].
 
-    Works on [S, S, N], rows of the matrix first: forty steps over four by four numbers want long inner loops, and a
-    product with ones sums and adds eps in one call.
+    Works on [S, S, N], rows of the matrix first: forty steps over four by four numbers want long inner loops, few calls
+    and no new memory. A product with ones sums and adds eps in one call.
     """
     size, count = scores.shape[1], scores.shape[0]
     comb = (scores.softmax(-1) + eps).permute(1, 2, 0).contiguous()
     flat = comb.view(size, size * count)
-    ones = torch.ones(size, 1, size, dtype=comb.dtype, device=comb.device)
-    added = torch.full((1, 1, 1), eps, dtype=comb.dtype, device=comb.device)
-    flat.div_(torch.addmm(added[0], ones[0], flat))
+    ones, added = comb.new_ones(size, 1, size), comb.new_full((1, 1, 1), eps)
+    one, add = ones[0], added[0]
+    columns, rows = comb.new_empty(1, size * count), comb.new_empty(size, 1, count)
+    flat.div_(torch.addmm(add, one, flat, out=columns))
     for _ in range(iterations - 1):
-        comb.div_(torch.baddbmm(added, ones, comb))
-        flat.div_(torch.addmm(added[0], ones[0], flat))
+        comb.div_(torch.baddbmm(added, ones, comb, out=rows))
+        flat.div_(torch.addmm(add, one, flat, out=columns))
     return comb.permute(2, 0, 1)
 
 

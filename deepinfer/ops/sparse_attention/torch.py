@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-_ROWS = 64  # rows of a stretch at a time: what they gather should fit a CPU's cache
+ROWS_CPU, ROWS = 64, 256
+"""Rows of a stretch at a time: on a CPU what they gather should fit its cache, elsewhere fill the device."""
 
 
 def sparse_attention(
@@ -13,8 +14,9 @@ def sparse_attention(
     rows = q.shape[1]
     before = near.shape[1] - rows
     out = torch.empty_like(q)
-    for first in range(0, rows, _ROWS):
-        last = min(first + _ROWS, rows)
+    step = ROWS_CPU if q.device.type == "cpu" else ROWS
+    for first in range(0, rows, step):
+        last = min(first + step, rows)
         block = slice(first, last)
         picked, missing = None, None
         if far is not None and chosen is not None and chosen.shape[2] > 0:

@@ -1,4 +1,4 @@
-"""Compares the reference model with golden data: python scripts/check_golden.py DIR [--json FILE].
+"""Compares the reference model, and the engine, with golden data: python scripts/check_golden.py DIR [--engine].
 
 DIR holds `checkpoint/` (released layout) and files of inputs and expected values; cases are discovered from them.
 Every row of an FP32 tensor must agree within 1e-3 (norm of the difference over norm of the expected row; prompts
@@ -17,8 +17,10 @@ from pathlib import Path
 
 import torch
 from golden_check import inputs, target
-from golden_check.compare import Report, Result, errors, failing, results
+from golden_check.compare import Group, Report, Result, errors, failing, results
 from golden_check.data import Golden
+from golden_check.engine import engine
+from golden_check.engine_ties import EngineGroup, Values, explain_engine
 from golden_check.ties import explain
 
 from deepinfer.core.errors import DeepInferError
@@ -36,20 +38,26 @@ SUITES = (
 
 
 @torch.inference_mode()
-def check(directory: Path) -> Report:
+def check(directory: Path, with_engine: bool = False) -> Report:
     """Compare everything that `directory` holds. Raises DeepInferError where it is no golden data."""
     golden, report = Golden(directory), Report()
-    for suite in SUITES:
+    for suite in (*SUITES, engine) if with_engine else SUITES:
         for group in suite(golden):
             actual = group.run()
             found = errors(group, actual)
             failures = failing(group, found)
-            tie = explain(group, failures) if failures and not group.by_median else ""
-            report.results += results(group, found, actual, tie)
+            report.results += results(group, found, actual, _tie(group, actual, failures) if failures else "")
     report.not_compared = golden.unread()
     if not report.results:
         raise DeepInferError(f"{directory}: holds a checkpoint but no golden data, such as text_fp32.safetensors")
     return report
+
+
+def _tie(group: Group, actual: Values, failures: set[tuple[str, int]]) -> str:
+    """The ties that explain why rows of the group fail; empty if none do."""
+    if isinstance(group, EngineGroup):
+        return explain_engine(group, actual)
+    return "" if group.by_median else explain(group, failures)
 
 
 def table(report: Report) -> str:
@@ -57,7 +65,7 @@ def table(report: Report) -> str:
     lines = [f"{'case':28} {'what':22} {'error':>8} {'limit':>6}  {'ok':4} {'tie'}"]
     for result in report.results:
         ok = "yes" if result.ok else "NO"
-        tail = " ".join(filter(None, (result.tie and f"tie: {result.tie}", result.note)))
+        tail = ", ".join(filter(None, (result.note, result.tie and f"tie: {result.tie}")))
         lines.append(
             f"{result.case:28} {result.what:22} {result.error:8.1e} {result.limit:6.0e}  {ok:4} {tail}".rstrip()
         )
@@ -78,12 +86,13 @@ def as_json(report: Report) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Compare the reference model with golden data.")
+    parser = argparse.ArgumentParser(description="Compare the reference model, and the engine, with golden data.")
     parser.add_argument("directory", type=Path, metavar="DIR", help="golden data, such as tests/golden")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    parser.add_argument("--engine", action="store_true", help="run the prompts through the engine, too")
     options = parser.parse_args(arguments)
     try:
-        report = check(options.directory)
+        report = check(options.directory, options.engine)
     except DeepInferError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -76,13 +76,18 @@ def replay(golden: Golden) -> Iterator[Group]:
     """Bounded replay of the last rows, both ways of running it."""
     held = golden.file("replay_fp32")
     for name in held.cases("logits"):
-        match = re.fullmatch(r"(.+)_keep(\d+)", name)
-        if match is None:
-            raise CheckpointError(f"{held.path}: {name} takes the form PROMPT_keepROWS")
-        ids, keep = golden.file("text_fp32")[f"{match[1]}.ids"], int(match[2])
+        ids, keep = replayed_prompt(golden, name)
         for mode, compact in (("mask", False), ("compact", True)):
             run = partial(_forward, golden, ids, keep, compact)
             yield Group(f"replay {name} {mode}", held.parts(name, OUTPUTS), run)
+
+
+def replayed_prompt(golden: Golden, name: str) -> tuple[Tensor, int]:
+    """The prompt of a case of bounded replay, and how many of its last rows are replayed."""
+    match = re.fullmatch(r"(.+)_keep(\d+)", name)
+    if match is None:
+        raise CheckpointError(f"{golden.file('replay_fp32').path}: {name} takes the form PROMPT_keepROWS")
+    return golden.file("text_fp32")[f"{match[1]}.ids"], int(match[2])
 
 
 def draft(golden: Golden) -> Iterator[Group]:

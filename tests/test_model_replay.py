@@ -3,16 +3,20 @@
 The oracle is the reference, layer by layer by hand: true compressed KV of the prefix, and rows that begin at the floor.
 """
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from model_rig import Player, Rig, make_smooth, rig_of, text
 from torch import Tensor
 
+from deepinfer.reference import attention
 from deepinfer.reference.attention import Attention, Rows, SharedKV
 from deepinfer.reference.engram import Memory, lookback
 from deepinfer.reference.hyper import collapse
 from deepinfer.reference.model import Trace
 from deepinfer.reference.rotary import rotate
+from deepinfer.text.images import TEXT, ImageInput
 
 LIMIT = 2e-5
 VARIANTS = ["all parts", "two ratio-2 sources", "candidates of pairs", "ratio 2 only", "no Engram"]
@@ -24,17 +28,21 @@ def smooth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.inference_mode()
-def simulate(rig: Rig, ids: list[int], hit: int, floor: int, cut: int, compact: bool) -> tuple[int, Tensor]:
+def simulate(
+    rig: Rig, ids: list[int], hit: int, floor: int, cut: int, compact: bool,
+    types: list[int] | None = None, images: Sequence[ImageInput] = (),
+) -> tuple[int, Tensor]:  # fmt: skip
     """(first decoder row, logits [R, vocab]) of a request whose first `hit` tokens are cached."""
     model, config = rig.reference, rig.reference.config
-    cold = Trace()
-    model(torch.tensor([ids[:hit]]), trace=cold)
-    every = torch.tensor([ids])
-    is_text = torch.ones_like(every, dtype=torch.bool)
+    cold, every = Trace(), torch.tensor([ids])
+    kinds = torch.tensor([types or [TEXT] * len(ids)], dtype=torch.int8)
+    model(every, kinds, images, trace=cold)
+    is_text = kinds == TEXT
     memory = Memory(lookback(model.classes[every], is_text, config.engram_max_ngram_size, model.pad_class), is_text)
     memory = memory.after(floor)
-    rows = Rows(floor, torch.arange(floor, len(ids)), torch.zeros(1, len(ids) - floor, dtype=torch.bool))
-    x = model.embed(every[:, floor:])[..., None, :].expand(-1, -1, config.hc_mult, -1)
+    rows = Rows(floor, torch.arange(floor, len(ids)), ~is_text[:, floor:])
+    x = model.embed_tokens(every, kinds, model.embed_images(images) if images else None)[:, floor:]
+    x = x[..., None, :].expand(-1, -1, config.hc_mult, -1)
     p = torch.zeros(x.shape[:-1])
     p[..., 0] = 1
     shared = None
@@ -57,7 +65,8 @@ def continued(attn: Attention, cold: SharedKV, h: Tensor, hit: int, floor: int) 
     first = -(-floor // ratio)
     latent = attn.compressor(h[:, first * ratio - floor :])
     positions = (first + torch.arange(latent.shape[1])) * ratio
-    fresh = SharedKV(rotate(latent, positions, attn.freqs), attn.indexer.keys(latent, positions, attn.freqs), ratio)
+    rotated = attention.latent_nvfp4(rotate(latent, positions, attn.freqs))
+    fresh = SharedKV(rotated, attn.indexer.keys(latent, positions, attn.freqs), ratio)
     kept, skipped = hit // ratio, hit // ratio - first
     return SharedKV(
         torch.cat((cold.latents[:, :kept], fresh.latents[:, skipped:]), 1),

@@ -20,13 +20,12 @@ from deepinfer import LLM, DeepInferError
 from deepinfer.checkpoint.locate import resolve_model
 from deepinfer.config.envs import describe_environment
 from deepinfer.speculative.calibration import Calibration
-from deepinfer.speculative.rounds import Round
 from eval.english import score_text
 from eval.questions import COUNTS, QuestionMaker, heldout_documents
 from eval.replies import Reply, answer
-from eval.rows import draft_rows, english_row, task_row
+from eval.rows import agreement_row, draft_rows, english_row, task_row
 from eval.table import Row, show
-from eval.target import Target
+from eval.target import Replay, Target
 
 ENGLISH = "english"
 QUICK = dict.fromkeys(COUNTS, 16) | {"passkey": 3}
@@ -51,7 +50,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="TASK",
         help="what to measure (default: %(default)s); DSpark is measured on the replies to these tasks",
     )
-    parser.add_argument("--guided", action="store_true", help="faster: find every reply by verifying corrected guesses")
     parser.add_argument("--quick", action="store_true", help="a rough measure: fewer exercises, a quarter of the text")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to FILE as JSON, too")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
@@ -69,31 +67,43 @@ def count_samples(options: argparse.Namespace) -> dict[str, int]:
     return {task: options.samples or default[task] for task in COUNTS if task in options.tasks}
 
 
-def draft_all(target: Target, replies: Mapping[str, Sequence[Reply]], shown: bool) -> dict[str, list[Round]]:
-    """The rounds of every reply, task by task; nothing for a checkpoint that cannot draft."""
-    if not target.config.draft_stages:
+def reply_all(options: argparse.Namespace, directory: Path, maker: QuestionMaker) -> dict[str, list[Reply]]:
+    """The engine's replies, task by task."""
+    counts = count_samples(options)
+    questions = {task: maker.make({task: count}, "mini", options.seed) for task, count in counts.items()}
+    if not questions:
         return {}
-    rounds: dict[str, list[Round]] = {}
+    llm = LLM(directory)
+    replies = {}
+    for task, asked in questions.items():
+        if not options.quiet:
+            print(f"{task}: {len(asked)} exercises", file=sys.stderr, flush=True)
+        replies[task] = answer(llm, asked, shown=not options.quiet)
+    return replies
+
+
+def replay_all(target: Target, replies: Mapping[str, Sequence[Reply]], shown: bool) -> dict[str, list[Replay]]:
+    """The reference's account of every reply, task by task."""
+    replays = {}
     for task, found in replies.items():
         progress = tqdm(found, desc=f"drafting, {task}", disable=not shown)
-        rounds[task] = [round_ for reply in progress for round_ in target.rounds(reply.question, reply.token_ids)]
-    return rounds
+        replays[task] = [target.replay(reply.question, reply.token_ids) for reply in progress]
+    return replays
 
 
 def measure(options: argparse.Namespace, directory: Path) -> list[Row]:
     shown = not options.quiet
     target = Target(directory)
     calibration = Calibration.load(directory, target.config.dspark_block_size)
-    maker = QuestionMaker(target.config, target.tokenizer)
-    counts = count_samples(options)
-    questions = {task: maker.make({task: count}, "mini", options.seed) for task, count in counts.items()}
-    llm = LLM(directory) if questions and not options.guided else None
-    replies = {task: answer(llm, target, asked, task, shown) for task, asked in questions.items()}
+    replies = reply_all(options, directory, QuestionMaker(target.config, target.tokenizer))
     rows = [task_row(task, found) for task, found in replies.items()]
     if ENGLISH in options.tasks:
         documents = heldout_documents()[QUICK_DOCUMENTS if options.quick else slice(None)]
         rows.append(english_row(score_text(target, documents, shown=shown)))
-    return rows + draft_rows(draft_all(target, replies, shown), calibration)
+    if not replies:
+        return rows
+    replays = replay_all(target, replies, shown)
+    return [*rows, *draft_rows(replays, calibration), agreement_row(replays)]
 
 
 def run(options: argparse.Namespace) -> int:

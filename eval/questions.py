@@ -17,7 +17,7 @@ from train.tasks import EVALUATED, TaskMaker
 
 HELDOUT = Path(__file__).with_name("heldout.txt")
 SEPARATOR = "\n\f\n"
-COUNTS = dict.fromkeys(EVALUATED, 64) | {"passkey": 24}
+COUNTS = dict.fromkeys(EVALUATED, 200) | {"passkey": 40}
 """Exercises of each task where nobody asks for another number."""
 REPLY_ROOM = 64
 

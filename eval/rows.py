@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from deepinfer.speculative.calibration import Calibration, Observations, errors
-from deepinfer.speculative.rounds import Round, mean_accepted_length
+from deepinfer.speculative.rounds import mean_accepted_length
 from eval.english import TextScore
 from eval.replies import Reply
 from eval.table import Row
+from eval.target import Replay
 
 TASKS = {
     "add2": ("two-digit addition and subtraction", 0.95),
@@ -18,6 +19,8 @@ TASKS = {
 BITS_PER_BYTE = 2.0
 ACCEPTED_LENGTH = 2.5
 CALIBRATION_ERROR = 0.05
+AGREEMENT = 0.98
+"""Not a trait of the checkpoint but of the engine: what is left are near ties, rounded otherwise."""
 
 
 def task_row(task: str, replies: Sequence[Reply]) -> Row:
@@ -33,16 +36,17 @@ def english_row(score: TextScore) -> Row:
     return Row("bits_per_byte", "English text, bits per byte", score.bits_per_byte, BITS_PER_BYTE, False, note=note)
 
 
-def draft_rows(rounds: Mapping[str, Sequence[Round]], calibration: Calibration) -> list[Row]:
-    """Accepted length and calibration over all tasks' rounds; none where no reply was long enough for a round."""
-    pooled = [round_ for found in rounds.values() for round_ in found]
+def draft_rows(replays: Mapping[str, Sequence[Replay]], calibration: Calibration) -> list[Row]:
+    """Accepted length and calibration over the rounds of all tasks; none where nothing was drafted."""
+    by_task = {task: [round_ for replay in found for round_ in replay.rounds] for task, found in replays.items()}
+    pooled = [round_ for rounds in by_task.values() for round_ in rounds]
     if not pooled:
         return []
-    by_task = ", ".join(f"{task} {mean_accepted_length(found):.2f}" for task, found in rounds.items() if found)
+    lengths = ", ".join(f"{task} {mean_accepted_length(rounds):.2f}" for task, rounds in by_task.items() if rounds)
     seen = Observations.of(pooled)
     found = errors(seen, calibration.temperatures)
     raw = errors(seen, Calibration.identity(len(calibration.temperatures)).temperatures)
-    by_position = ", ".join(f"{error:.3f}" for error in found.ece_by_position)
+    positions = ", ".join(f"{error:.3f}" for error in found.ece_by_position)
     how = "calibrated" if calibration.samples else "NOT calibrated"
     return [
         Row(
@@ -50,7 +54,7 @@ def draft_rows(rounds: Mapping[str, Sequence[Round]], calibration: Calibration) 
             "DSpark, mean accepted length with the bonus token",
             mean_accepted_length(pooled),
             ACCEPTED_LENGTH,
-            note=f"{len(pooled)} rounds; {by_task}",
+            note=f"{len(pooled)} rounds; {lengths}",
         ),
         Row(
             "calibration_error",
@@ -58,6 +62,16 @@ def draft_rows(rounds: Mapping[str, Sequence[Round]], calibration: Calibration) 
             found.ece,
             CALIBRATION_ERROR,
             at_least=False,
-            note=f"by position {by_position}; uncalibrated {raw.ece:.3f}; Brier score {found.brier:.3f}",
+            note=f"by position {positions}; uncalibrated {raw.ece:.3f}; Brier score {found.brier:.3f}",
         ),
     ]
+
+
+def agreement_row(replays: Mapping[str, Sequence[Replay]]) -> Row:
+    """How much of the engine's replies the reference model would have said, too."""
+    every = [replay for found in replays.values() for replay in found]
+    tokens, differing = sum(replay.tokens for replay in every), sum(replay.differing for replay in every)
+    name = "reply tokens that the reference model confirms"
+    return Row(
+        "agreement", name, 1 - differing / tokens, AGREEMENT, percent=True, note=f"{tokens - differing} of {tokens}"
+    )

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import tiny
 
-from deepinfer import LLM
+from deepinfer import LLM, ConfigError
 from deepinfer.config.model import ModelConfig
 from deepinfer.speculative.calibration import FILE, Calibration, Observations, errors
 from eval import mini
 from eval.questions import COUNTS, Question
 from eval.replies import Reply
-from eval.target import Target
 from train import calibrate
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +52,7 @@ def test_help_names_every_option_and_variable(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         mini.main(["--help"])
     out = capsys.readouterr().out
-    options = ("--model", "--samples", "--seed", "--tasks", "--guided", "--quick", "--json", "--quiet")
+    options = ("--model", "--samples", "--seed", "--tasks", "--quick", "--json", "--quiet")
     for word in (*options, "DEEPINFER_HF_MODEL_DIR", *COUNTS):
         assert word in out
 
@@ -64,7 +63,7 @@ def test_json_holds_every_row(checkpoint: Path, tmp_path: Path, capsys: pytest.C
     assert measure(*arguments) == 1
     record = json.loads(out.read_text())
     rows = {row["key"]: row for row in record["rows"]}
-    assert list(rows) == ["json", "image", "accepted_length", "calibration_error"]
+    assert list(rows) == ["json", "image", "accepted_length", "calibration_error", "agreement"]
     assert rows["image"]["note"] == "0 of 3"
     assert (record["seed"], record["passed"], record["model"]) == (5, False, str(checkpoint))
     assert 1 <= rows["accepted_length"]["value"] < 2.5
@@ -81,17 +80,9 @@ def test_quick_takes_fewer_exercises_and_a_word_still_counts() -> None:
     assert counts("--quick", "--samples", "7", "--tasks", "json", "english") == {"json": 7}
 
 
-def test_guided_replies_give_the_same_table(checkpoint: Path, tmp_path: Path) -> None:
-    tables = []
-    for number, flags in enumerate(([], ["--guided"])):
-        out = tmp_path / f"{number}.json"
-        measure("--model", checkpoint, "--tasks", "image", "--samples", "3", "--json", out, *flags)
-        tables.append(json.loads(out.read_text())["rows"])
-    assert tables[0] == tables[1]
-
-
 def test_bounds_that_are_kept_end_well(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eval.rows.BITS_PER_BYTE", 50.0)
+    monkeypatch.setattr(mini, "heldout_documents", lambda: ["A short text."])
     assert measure("--model", checkpoint, "--tasks", "english", "--quick") == 0
 
 
@@ -142,8 +133,7 @@ class TestCalibrate:
         assert str(checkpoint / FILE) in out
 
     def test_its_errors_are_those_of_its_rounds(self, checkpoint: Path) -> None:
-        target = Target(checkpoint)
-        rounds = calibrate.collect(target, {"image": 4}, seed=4, shown=False)
+        rounds = calibrate.collect(checkpoint, {"image": 4}, seed=4, shown=False)
         found, before, after = calibrate.fit(rounds, "some")
         seen = Observations.of(rounds)
         assert before == errors(seen, [1.0] * 5)
@@ -153,7 +143,7 @@ class TestCalibrate:
         assert after.ece_by_position[0] <= before.ece_by_position[0]
 
     def test_the_table_says_calibrated_afterwards(self, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        quick = ("--model", checkpoint, "--tasks", "image", "--samples", "2", "--guided")
+        quick = ("--model", checkpoint, "--tasks", "image", "--samples", "2")
         measure(*quick)
         assert "confidence, NOT calibrated" in capsys.readouterr().out
         calibrate.main(["--model", str(checkpoint), *self.arguments])
@@ -164,25 +154,25 @@ class TestCalibrate:
         seen: dict[str, list[tuple[int, ...]]] = {}
         for name, module in (("mini", mini), ("calibrate", calibrate)):
 
-            def watched(
-                llm: LLM | None, target: Target, questions: list[Question], *_: object, name: str = name
-            ) -> list[Reply]:
+            def watched(llm: LLM, questions: list[Question], shown: bool = True, name: str = name) -> list[Reply]:
                 seen[name] = [question.prompt for question in questions]
                 return [Reply(question, question.expected, "", False) for question in questions]
 
             monkeypatch.setattr(module, "answer", watched)
-        measure("--model", checkpoint, "--tasks", "add2", "--samples", "4", "--seed", "0", "--guided")
+        measure("--model", checkpoint, "--tasks", "add2", "--samples", "4", "--seed", "0")
         calibrate.main(["--model", str(checkpoint), "--tasks", "add2", "--samples", "4", "--seed", "0"])
         assert len(seen["mini"]) == len(seen["calibrate"]) == 4
         assert not set(seen["mini"]) & set(seen["calibrate"])
 
     def test_a_model_without_drafter_is_named(self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        target = Target(checkpoint)
-        bare = type("Bare", (), {"draft_stages": 0})()
-        monkeypatch.setattr(target, "config", bare)
-        with pytest.raises(calibrate.ConfigError, match="nothing to calibrate"):
-            calibrate.collect(target, {"json": 1}, seed=0)
-        assert mini.draft_all(target, {}, shown=False) == {}
+        bare = type("Bare", (), {"config": type("Config", (), {"draft_stages": 0})()})
+        monkeypatch.setattr(calibrate, "Target", lambda directory: bare)
+        with pytest.raises(ConfigError, match="nothing to calibrate"):
+            calibrate.collect(checkpoint, {"json": 1}, seed=0)
+
+    def test_without_exercises_there_is_nothing_to_fit(self, checkpoint: Path) -> None:
+        with pytest.raises(ConfigError, match="take more exercises"):
+            calibrate.collect(checkpoint, {"json": 0}, seed=0, shown=False)
 
     def test_a_missing_model_gets_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert calibrate.main(["--model", "/nowhere"]) == 2

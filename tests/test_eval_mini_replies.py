@@ -1,23 +1,20 @@
-"""Held-out exercises as the engine reads them, and greedy replies by two ways that must agree."""
+"""Held-out exercises as the engine reads them, its replies, and what the reference model makes of these."""
 
-from collections.abc import Sequence
+import dataclasses
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from deepinfer import LLM, ConfigError, SamplingParams
-from eval import replies as replies_module
+from deepinfer import LLM, ConfigError, RequestError, SamplingParams
+from deepinfer.core.outputs import CompletionOutput, RequestOutput
+from deepinfer.text.chat import ChatFormat
 from eval.questions import COUNTS, Question, QuestionMaker, heldout_documents
-from eval.replies import answer, guided_greedy
+from eval.replies import answer
 from eval.target import Target
-from train.sample import Sample, user
 
 SHORT = ("add2", "add3", "json", "image")
-END = 1
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +43,10 @@ class TestQuestions:
             assert any(kind != -1 for kind in question.types) == (task == "image") == bool(question.images)
 
     @pytest.mark.parametrize("task", SHORT)
-    def test_the_expected_reply_is_right(self, task: str, maker: QuestionMaker, target: Target) -> None:
+    def test_the_expected_reply_ends(self, task: str, maker: QuestionMaker, target: Target) -> None:
         for question in maker.make({task: 5}, "test", 0):
             assert question.expected[-1] == target.config.eos_token_id
-            assert target.content(question, question.expected) == question.sample.answer
-
-    def test_a_cut_off_reply_has_the_content_so_far(self, maker: QuestionMaker, target: Target) -> None:
-        (question,) = maker.make({"json": 1}, "test", 0)
-        assert target.content(question, question.expected[:5]) == question.sample.answer[:5]
+            assert target.tokenizer.decode(question.expected[:-1]).endswith(question.sample.answer)
 
     def test_seed_and_purpose_decide(self, maker: QuestionMaker) -> None:
         def prompts(purpose: str, seed: int) -> list[tuple[int, ...]]:
@@ -76,7 +69,6 @@ class TestQuestions:
             after = text[text.index(question.sample.expected) :]
             assert 2000 <= len(longer.tokenizer.encode(after)) <= 4000
             assert len(question.prompt) + question.most_tokens <= 4096
-            assert longer.content(question, question.expected) == question.sample.answer
 
     def test_a_model_that_cannot_be_asked_is_named(self, maker: QuestionMaker, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="4096 tokens and this checkpoint has 2048; leave the task passkey out"):
@@ -96,107 +88,88 @@ class TestQuestions:
 
 
 class TestReplies:
-    def test_guided_replies_are_those_of_the_api(self, maker: QuestionMaker, target: Target, llm: LLM) -> None:
-        for task in SHORT:
-            questions = maker.make({task: 3 if task == "image" else 1}, "test", 1)
-            chatted = answer(llm, target, questions, task, shown=False)
-            guided = answer(None, target, questions, task, shown=False)
-            assert [reply.token_ids for reply in guided] == [reply.token_ids for reply in chatted]
-            assert guided == chatted
-
-    def test_long_prompts_are_guided_and_keep_their_place(
-        self, maker: QuestionMaker, target: Target, llm: LLM, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        questions = maker.make({"image": 4}, "test", 2)
-        lengths = [len(question.prompt) for question in questions]
-        assert len(set(lengths)) > 1
-        seen: list[int] = []
-
-        def watched(target: Target, question: Question) -> list[int]:
-            seen.append(len(question.prompt))
-            return guided_greedy(target, question)
-
-        monkeypatch.setattr(replies_module, "guided_greedy", watched)
-        monkeypatch.setattr(replies_module, "LONG_PROMPT", min(lengths))
-        replies = answer(llm, target, questions, "add2", shown=False)
-        assert sorted(seen) == sorted(length for length in lengths if length > min(lengths))
+    def test_replies_are_greedy_judged_and_in_order(self, maker: QuestionMaker, llm: LLM) -> None:
+        questions = maker.make(dict.fromkeys(SHORT, 2), "test", 1)
+        replies = answer(llm, questions, shown=False)
         assert [reply.question for reply in replies] == questions
+        assert not any(reply.correct for reply in replies)
+        again = answer(llm, questions[2:3], shown=False)
+        assert again == replies[2:3]
+        for reply in replies:
+            assert 1 <= len(reply.token_ids) <= reply.question.most_tokens
 
-    def test_a_right_reply_is_correct_and_a_wrong_one_is_not(
-        self, maker: QuestionMaker, target: Target, monkeypatch: pytest.MonkeyPatch
+    def test_a_right_reply_is_correct_whatever_was_thought(
+        self, maker: QuestionMaker, llm: LLM, target: Target, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         questions = maker.make(dict.fromkeys(SHORT, 2), "test", 3)
-        monkeypatch.setattr(replies_module, "guided_greedy", lambda _, question: list(question.expected))
-        assert all(reply.correct for reply in answer(None, target, questions, "", shown=False))
-        monkeypatch.setattr(replies_module, "guided_greedy", lambda _, question: [*question.expected[:1], END])
-        assert not any(
-            reply.correct
-            for reply in answer(None, target, questions, "", shown=False)
-            if reply.question.sample.answer != reply.content
-        )
+        chat = ChatFormat(target.tokenizer)
 
-    def test_replay_settings_are_the_engines(
-        self, tiny_checkpoint: Path, maker: QuestionMaker, monkeypatch: pytest.MonkeyPatch
+        def output(question: Question, index: int) -> RequestOutput:
+            form = chat.encode(question.sample.messages, thinking=question.sample.thinking).reply
+            parsed = chat.parse(question.expected[:-1], form)
+            completion = CompletionOutput("", question.expected, "stop", parsed.reasoning, parsed.content)
+            return RequestOutput(index, None, question.prompt, (completion,))
+
+        made = [output(question, index) for index, question in enumerate(questions)]
+        monkeypatch.setattr(llm, "chat", lambda *_, **__: made)
+        replies = answer(llm, questions, shown=False)
+        assert all(reply.correct for reply in replies)
+        assert [reply.content for reply in replies] == [question.sample.answer for question in questions]
+        monkeypatch.setattr(llm, "chat", lambda *_, **__: made[1:] + made[:1])
+        assert not all(reply.correct for reply in answer(llm, questions, shown=False))
+
+    def test_a_reply_that_failed_is_no_wrong_reply(
+        self, maker: QuestionMaker, llm: LLM, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A prompt longer than the replayed suffix: each mode gives the logits that the engine's runner gives."""
-        question = maker.make({"image": 1}, "test", 4)[0]
-        assert len(question.prompt) > 28
-        found = {}
+        failed = RequestOutput.failed(0, RequestError("no room"))
+        monkeypatch.setattr(llm, "chat", lambda *_, **__: [failed])
+        with pytest.raises(RequestError, match="no room"):
+            answer(llm, maker.make({"add2": 1}, "test", 0), shown=False)
+
+
+class TestReplay:
+    @pytest.mark.parametrize("mode", ["off", "mask", "compact"])
+    def test_the_reference_confirms_the_engines_replies(
+        self, mode: str, tiny_checkpoint: Path, maker: QuestionMaker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Prompts longer than the replayed suffix, so the mode matters."""
+        monkeypatch.setenv("DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE", mode)
+        target = Target(tiny_checkpoint)
+        questions = maker.make({"image": 2, "json": 1}, "test", 4)
+        assert all(len(question.prompt) > 40 for question in questions)
+        for reply in answer(LLM(tiny_checkpoint), questions, shown=False):
+            replay = target.replay(reply.question, reply.token_ids)
+            assert replay.tokens == len(reply.token_ids)
+            assert replay.differing <= replay.tokens // 20  # a random model has near ties
+            assert sum(round_.emitted for round_ in replay.rounds) == replay.tokens - 1
+
+    def test_modes_differ(self, tiny_checkpoint: Path, maker: QuestionMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else the test above would show little."""
+        (question,) = maker.make({"json": 1}, "test", 4)
+        confidence = {}
         for mode in ("off", "mask", "compact"):
             monkeypatch.setenv("DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE", mode)
-            mine, theirs = Target(tiny_checkpoint), LLM(tiny_checkpoint)
-            guided = answer(None, mine, [question], "", shown=False)
-            assert guided == answer(theirs, mine, [question], "", shown=False)
-            _, output = mine.run(question, question.expected)
-            found[mode] = output.logits[0, len(question.prompt) - 1 - output.first]
-            assert len(mine.choices(output, len(question.prompt))) == len(question.expected) + 1
-            assert bool(mine.rounds(question, guided[0].token_ids)) == (len(guided[0].token_ids) > 1)
-        torch.testing.assert_close(found["mask"], found["compact"], atol=1e-3, rtol=1e-3)
-        assert not torch.allclose(found["off"], found["compact"], atol=1e-3)
+            rounds = Target(tiny_checkpoint).replay(question, question.expected).rounds
+            confidence[mode] = torch.tensor(rounds[0].confidence)
+        torch.testing.assert_close(confidence["mask"], confidence["compact"], atol=1e-3, rtol=1e-3)
+        assert not torch.allclose(confidence["off"], confidence["compact"], atol=1e-2, rtol=1e-2)
 
+    def test_tokens_of_another_mind_are_counted(self, maker: QuestionMaker, target: Target, llm: LLM) -> None:
+        (reply,) = answer(llm, maker.make({"image": 1}, "test", 5), shown=False)
+        before = target.replay(reply.question, reply.token_ids).differing
+        other = [*reply.token_ids[:-1], (reply.token_ids[-1] + 1) % 256]
+        assert target.replay(reply.question, other).differing == before + 1
 
-class Scripted:
-    """Stands in for a Target: its greedy choice is a function of all tokens before."""
+    def test_an_image_token_is_never_a_choice(self, maker: QuestionMaker, tiny_checkpoint: Path) -> None:
+        target = Target(tiny_checkpoint)
+        head = target.model.head.weight.data
+        head[target.config.image_token_id] = 1e3 * torch.randn(head.shape[1])
+        (question,) = maker.make({"image": 1}, "test", 5)
+        reply = [target.config.image_token_id] * 4
+        assert target.replay(question, reply).differing == 4
 
-    class config:
-        eos_token_id = END
-
-    def __init__(self, seed: int, agreeable: int) -> None:
-        self.seed, self.agreeable, self.passes = seed, agreeable, 0
-
-    def choice(self, reply: Sequence[int]) -> int:
-        return hash((self.seed, tuple(reply))) % self.agreeable
-
-    def run(self, question: Question, reply: Sequence[int]) -> tuple[None, list[int]]:
-        self.passes += 1
-        return None, [self.choice(reply[:at]) for at in range(len(reply) + 1)]
-
-    def choices(self, output: list[int], prompt_length: int) -> list[int]:
-        return output
-
-
-@given(
-    seed=st.integers(0, 10**6),
-    agreeable=st.integers(2, 6),
-    expected=st.lists(st.integers(2, 5), max_size=12).map(tuple),
-)
-def test_guided_greedy_is_greedy(seed: int, agreeable: int, expected: tuple[int, ...]) -> None:
-    target = Scripted(seed, agreeable)
-    question = Question(Sample("add2", [user("")], False, "", 0), (9, 9), (-1, -1), (), (*expected, END))
-    plain: list[int] = []
-    while len(plain) < question.most_tokens and END not in plain:
-        plain.append(target.choice(plain))
-    assert guided_greedy(target, question) == plain  # type: ignore[arg-type]
-    assert target.passes <= len(plain)
-
-
-@given(agreeable=st.integers(2, 6), length=st.integers(0, 30))
-def test_a_right_guess_takes_one_pass(agreeable: int, length: int) -> None:
-    target = Scripted(0, agreeable)
-    reply: list[int] = []
-    while len(reply) < length and END not in reply:
-        reply.append(target.choice(reply))
-    question = Question(Sample("add2", [user("")], False, "", 0), (9,), (-1,), (), tuple(reply))
-    found = guided_greedy(target, question)  # type: ignore[arg-type]
-    assert found[: len(reply)] == reply
-    assert target.passes == 1 or END not in reply
+    def test_a_model_without_drafter_makes_no_rounds(self, maker: QuestionMaker, tiny_checkpoint: Path) -> None:
+        target = Target(tiny_checkpoint)
+        target.config = dataclasses.replace(target.config, num_nextn_predict_layers=0)
+        (question,) = maker.make({"image": 1}, "test", 5)
+        assert target.replay(question, question.expected).rounds == ()

@@ -12,9 +12,9 @@ from deepinfer.text.tokenizer import Tokenizer
 from eval.english import TextScore, score_text
 from eval.questions import Question, heldout_documents
 from eval.replies import Reply
-from eval.rows import TASKS, draft_rows, english_row, task_row
+from eval.rows import TASKS, agreement_row, draft_rows, english_row, task_row
 from eval.table import Row, show
-from eval.target import Target
+from eval.target import Replay, Target
 from train.sample import Sample, user
 
 ROOT = Path(__file__).parents[1]
@@ -103,21 +103,30 @@ class TestRows:
         }
 
 
+def replay(*rounds: Round, tokens: int = 10, differing: int = 0) -> Replay:
+    return Replay(rounds, tokens, differing)
+
+
 class TestDraftRows:
     sure = Round(position=5, accepted=2, judged=2, emitted=3, confidence=(9.0, 9.0))
     doubtful = Round(position=8, accepted=0, judged=2, emitted=1, confidence=(-9.0, 9.0))
 
     def test_tasks_are_pooled_by_rounds(self) -> None:
-        length, error = draft_rows({"add2": [self.sure] * 3, "json": [self.doubtful], "image": []}, Calibration((1, 1)))
+        replays = {
+            "add2": [replay(self.sure, self.sure), replay(self.sure)],
+            "json": [replay(self.doubtful)],
+            "image": [replay()],
+        }
+        length, error = draft_rows(replays, Calibration((1, 1)))
         assert (length.key, length.value, length.passed) == ("accepted_length", 2.5, True)
         assert "4 rounds; add2 3.00, json 1.00" in length.note
         assert (error.key, error.passed) == ("calibration_error", True)
         assert error.value < 1e-3
 
     def test_the_calibration_given_is_used_and_named(self) -> None:
-        rounds = {"add2": [self.sure, self.doubtful]}
-        sharp = draft_rows(rounds, Calibration((1.0, 1.0)))[1]
-        blunt = draft_rows(rounds, Calibration((4.0, 4.0), "some", 10))[1]
+        replays = {"add2": [replay(self.sure, self.doubtful)]}
+        sharp = draft_rows(replays, Calibration((1.0, 1.0)))[1]
+        blunt = draft_rows(replays, Calibration((4.0, 4.0), "some", 10))[1]
         assert "NOT calibrated" in sharp.name
         assert "NOT" not in blunt.name
         expected = 1 - 1 / (1 + math.exp(-9 / 4))  # both positions, both rounds: first and product
@@ -125,4 +134,12 @@ class TestDraftRows:
         assert f"uncalibrated {sharp.value:.3f}" in blunt.note
 
     def test_without_rounds_there_is_nothing_to_say(self) -> None:
-        assert draft_rows({}, Calibration.identity(5)) == draft_rows({"image": []}, Calibration.identity(5)) == []
+        assert draft_rows({}, Calibration.identity(5)) == []
+        assert draft_rows({"image": [replay()]}, Calibration.identity(5)) == []
+
+
+def test_agreement_counts_tokens() -> None:
+    replays = {"add2": [replay(tokens=60), replay(tokens=20)], "image": [replay(tokens=20, differing=3)]}
+    row = agreement_row(replays)
+    assert (row.value, row.passed, row.note) == (0.97, False, "97 of 100")
+    assert agreement_row({"add2": [replay(tokens=50, differing=1)]}).passed

@@ -8,10 +8,12 @@ from random streams of their own: no seed given there makes the exercises fitted
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tqdm import tqdm
 
+from deepinfer import LLM
 from deepinfer.checkpoint.locate import resolve_model
 from deepinfer.core.errors import ConfigError, DeepInferError
 from deepinfer.speculative.calibration import Calibration, Errors, Observations, errors, fit_temperatures
@@ -23,14 +25,15 @@ from eval.target import Target
 PURPOSE = "calibration"
 
 
-def collect(target: Target, counts: dict[str, int], seed: int, shown: bool = True) -> list[Round]:
+def collect(directory: Path, counts: Mapping[str, int], seed: int, shown: bool = True) -> list[Round]:
     """The rounds of greedy replies to `counts[task]` exercises of each task; ConfigError if there are none."""
+    target = Target(directory)
     if not target.config.draft_stages:
         raise ConfigError("this checkpoint has no draft stages (num_nextn_predict_layers is 0): nothing to calibrate")
     questions = QuestionMaker(target.config, target.tokenizer).make(counts, PURPOSE, seed)
-    replies = answer(None, target, questions, "replies", shown)
+    replies = answer(LLM(directory), questions, shown)
     progress = tqdm(replies, desc="drafting", disable=not shown)
-    rounds = [round_ for reply in progress for round_ in target.rounds(reply.question, reply.token_ids)]
+    rounds = [round_ for reply in progress for round_ in target.replay(reply.question, reply.token_ids).rounds]
     if not rounds:
         raise ConfigError("every reply ended with its first token, so nothing was drafted; take more exercises")
     return rounds
@@ -61,7 +64,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--samples", type=int, default=200, metavar="N", help="exercises of each short task (default: %(default)s)"
     )
     parser.add_argument(
-        "--passkeys", type=int, default=24, metavar="N", help="exercises with long prompts (default: %(default)s)"
+        "--passkeys", type=int, default=40, metavar="N", help="exercises with long prompts (default: %(default)s)"
     )
     parser.add_argument(
         "--tasks", nargs="+", choices=list(COUNTS), default=list(COUNTS), metavar="TASK", help="default: %(default)s"
@@ -75,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     counts = {task: options.passkeys if task == "passkey" else options.samples for task in options.tasks}
     try:
         directory = resolve_model(options.model)
-        rounds = collect(Target(directory), counts, options.seed)
+        rounds = collect(directory, counts, options.seed)
         calibration, before, after = fit(rounds, f"held-out exercises of {', '.join(counts)}; seed {options.seed}")
         print(report(calibration, before, after))
         print(f"written: {calibration.save(directory)}")

@@ -30,7 +30,7 @@ class Job:
     slot, pages, room: what it holds; `room` counts the tokens that the pages have place for.
     next: first position that no plan holds yet.
     floor, write_from, decoder_from: as in `Span`.
-    published: tokens whose pages others may share.
+    published: tokens whose pages others may share. loaded: some of them come from a tier, and have yet to arrive.
     pending: tokens that steps in flight will sample; their ids are on the device only.
     in_flight: steps in flight that hold rows of it.
     void: what the steps in flight compute for it cannot be used, because a step before them failed.
@@ -53,6 +53,7 @@ class Job:
     floor: int = 0
     write_from: int = 0
     published: int = 0
+    loaded: bool = False
     pending: int = 0
     in_flight: int = 0
     void: bool = False
@@ -73,7 +74,7 @@ class Job:
         self.pages, self.room = list(admitted.pages), len(admitted.pages) * page_size
         self.next = self.floor = first
         self.write_from = self.published = self.hit_tokens = hit
-        self.miss = admitted.miss
+        self.miss, self.loaded = admitted.miss, bool(admitted.loads)
 
     def take_pages(self, pages: Seq[int], page_size: int) -> None:
         """Hold more pages, behind those it has."""

@@ -26,7 +26,7 @@ class Landing:
             if job.phase is Phase.ENDED or job.void:
                 self._statistics.dropped_rows += span.count
             else:
-                if span.end - job.published >= self._page_size:
+                if job.loaded or span.end - job.published >= self._page_size:
                     self._publish(job, span.end)
                 if span.sample:
                     self._append(job, tokens[job.request_id])
@@ -58,9 +58,10 @@ class Landing:
             self._departures.end(job)
 
     def _publish(self, job: Job, written: int) -> None:
-        whole = written - written % self._page_size
+        """Share whole pages; the first call may be about what was loaded alone, before any row behind it has run."""
+        whole = max(job.published, written - written % self._page_size)
         self._kv.publish(job.request_id, job.page_keys(job.published, whole))
-        job.published = whole
+        job.published, job.loaded = whole, False
 
     def _fail(self, job: Job, error: Exception) -> None:
         job.error = error

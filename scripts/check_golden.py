@@ -43,14 +43,19 @@ def check(directory: Path, with_engine: bool = False) -> Report:
     golden, report = Golden(directory), Report()
     for suite in (*SUITES, engine) if with_engine else SUITES:
         for group in suite(golden):
-            actual = group.run()
-            found = errors(group, actual)
-            failures = failing(group, found)
-            report.results += results(group, found, actual, _tie(group, actual, failures) if failures else "")
+            report.results += compare(group)
     report.not_compared = golden.unread()
     if not report.results:
         raise DeepInferError(f"{directory}: holds a checkpoint but no golden data, such as text_fp32.safetensors")
     return report
+
+
+def compare(group: Group) -> list[Result]:
+    """Run a group and hold it to what is expected of it."""
+    actual = group.run()
+    found = errors(group, actual)
+    failures = failing(group, found)
+    return results(group, found, actual, _tie(group, actual, failures) if failures else "")
 
 
 def _tie(group: Group, actual: Values, failures: set[tuple[str, int]]) -> str:

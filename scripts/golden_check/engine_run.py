@@ -117,4 +117,3 @@ def _collect(job: Job, prompt: Prompt, slots: dict[int, int], recorder: _Recorde
     rows = [recorder.rows[slot, position] for position in range(prompt.start, len(prompt.ids))]
     logits, features = (torch.stack(part) for part in zip(*rows, strict=True))
     return Run(logits, features)
-

@@ -118,8 +118,8 @@ def _parted(ours: Choice, theirs: Choice, rows: list[int]) -> str:
     row = rows[0]
     score = ours.scores[row][ours.chosen[row] & ~theirs.chosen[row]][0]
     tied = ours.scores[row] == score
-    taken = int((tied & ours.chosen[row]).sum())
-    return f"index layer {ours.layer}, row {row}, {taken} of {int(tied.sum())} entries of equal score {score.item():.3g}"
+    counts = f"{int((tied & ours.chosen[row]).sum())} of {int(tied.sum())}"
+    return f"index layer {ours.layer}, row {row}, {counts} entries of equal score {score.item():.3g}"
 
 
 def _choices(group: EngineGroup, ties: Ties) -> list[Choice]:

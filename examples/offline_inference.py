@@ -42,6 +42,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_tokens", type=int, default=160, help="most tokens an answer has (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
     parser.add_argument("--seed", type=int, help="seed of the draws at a temperature above 0 (default: a fresh one)")
+    parser.add_argument(
+        "--no-async",
+        dest="asynchronous",
+        action="store_false",
+        help="plan each step only when the one before it is done",
+    )
     return parser.parse_args(arguments)
 
 
@@ -154,7 +160,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise InputError(f"{options.json} cannot be written; --json takes a file in a directory that exists")
     params = SamplingParams(options.temperature, options.max_tokens, seq_seed=options.seed)
-    llm = LLM(options.model)
+    llm = LLM(options.model, asynchronous=options.asynchronous)
     print(f"model: {llm.directory}")
     begin = time.perf_counter()
     outputs = answer(llm, tasks, params)
@@ -163,7 +169,7 @@ def run(options: argparse.Namespace) -> int:
         show(number, len(tasks), task, output)
     tokens = sum(len(output.token_ids) for output in outputs)
     failed = sum(output.error is not None for output in outputs)
-    print(f"\n{len(outputs) - failed} answers, {tokens} tokens in {seconds:.1f} s: {tokens / seconds:.1f} tokens/s")
+    print(f"\n{len(outputs) - failed} answers in {seconds:.1f} s", *llm.statistics.lines(), sep="\n")
     if options.json is not None:
         record = {"model": str(llm.directory), "seconds": seconds, "tokens_per_second": tokens / seconds}
         record |= {"outputs": [as_json(output) for output in outputs]}

@@ -47,7 +47,8 @@ def lines_file(directory: Path, *lines: Any) -> Path:
 def test_help_names_every_option_and_variable() -> None:
     result = command("--help")
     assert result.returncode == 0
-    for word in ("--model", "--prompts", "--json", "--max_tokens", "--temperature", "DEEPINFER_HF_MODEL_DIR"):
+    options = ("--model", "--prompts", "--json", "--max_tokens", "--temperature", "--seed", "--no-async")
+    for word in (*options, "DEEPINFER_HF_MODEL_DIR"):
         assert word in result.stdout
 
 
@@ -57,7 +58,8 @@ def test_a_run_on_the_golden_checkpoint_answers_what_the_api_answers(golden_chec
     result = command("--model", golden_checkpoint, "--prompts", prompts, "--json", out, "--max_tokens", "6")
     assert result.returncode == 0, result.stderr
     assert "The first" in result.stdout
-    assert "tokens/s" in result.stdout
+    assert "\n2 answers in " in result.stdout
+    assert "\nrequests   2 finished, 0 failed" in result.stdout
     assert "2/2" in result.stderr  # the progress bar
     record = json.loads(out.read_text(encoding="utf-8"))
     outputs = LLM(golden_checkpoint).generate(["The first", [5, 6, 7]], SamplingParams(0, 6), use_tqdm=False)
@@ -78,6 +80,30 @@ def test_the_bundled_prompts_are_all_served(example: ModuleType, tiny_checkpoint
     assert all(entry["error"] is None for entry in record["outputs"])
     kinds = {("messages" in line, '"image"' in line, '"thinking": false' in line) for line in bundled}
     assert kinds == {(False, False, False), (True, False, True), (True, False, False), (True, True, True)}
+
+
+def test_the_plain_loop_gives_the_same_answers(example: ModuleType, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["--model", str(tiny_checkpoint), "--max_tokens", "6", "--json"]
+    assert example.main([*arguments, str(tmp_path / "ahead.json")]) == 0
+    assert example.main([*arguments, str(tmp_path / "plain.json"), "--no-async"]) == 0
+    ahead, plain = (json.loads((tmp_path / name).read_text(encoding="utf-8")) for name in ("ahead.json", "plain.json"))
+    assert ahead["outputs"] == plain["outputs"]
+
+
+def test_the_option_chooses_the_loop(
+    example: ModuleType, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    class Watched(LLM):
+        def __init__(self, model: str, **settings: bool) -> None:
+            seen.append(settings["asynchronous"])
+            super().__init__(model, **settings)
+
+    monkeypatch.setattr(example, "LLM", Watched)
+    for option in ([], ["--no-async"]):
+        assert example.main(["--model", str(tiny_checkpoint), "--max_tokens", "1", *option]) == 0
+    assert seen == [True, False]
 
 
 def test_the_bundled_picture_can_be_read() -> None:

@@ -5,12 +5,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from deepinfer.cli import info, memory
+from deepinfer.cli import generate, info, memory
 from deepinfer.config.envs import describe_environment
 from deepinfer.core.errors import DeepInferError
 
-COMMANDS = (info, memory)
+COMMANDS = (generate, info, memory)
 ERROR = 2  # argparse's own exit code for a bad command line
+STOPPED = 130  # what shells report for a command that an interrupt ended
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -37,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeepInferError as error:
         print(f"deepinfer {arguments.command}: error: {error}", file=sys.stderr)
         return ERROR
+    except KeyboardInterrupt:
+        print(f"deepinfer {arguments.command}: stopped", file=sys.stderr)
+        return STOPPED
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -1,0 +1,97 @@
+"""`deepinfer generate`: answers prompts from the command line, a file or standard input."""
+
+import argparse
+import sys
+from dataclasses import fields
+from typing import Any
+
+from deepinfer.cli.answers import as_json, show
+from deepinfer.cli.prompts import STDIN, read_prompts
+from deepinfer.cli.units import parse_bytes
+from deepinfer.config.engine import DTYPES, EngineConfig
+from deepinfer.core.errors import RequestError
+from deepinfer.core.outputs import RequestOutput
+from deepinfer.core.sampling_params import SamplingParams
+
+_ABOUT = "continues prompts, or answers them as chats"
+_MODEL_HELP = "a checkpoint's directory or name (default: DEEPINFER_HF_MODEL_DIR, else the bundled checkpoint)"
+_EPILOG = """examples:
+  deepinfer generate "The following functions return" "A table is"
+  deepinfer generate --chat "What is 47 + 38?"
+  deepinfer generate --file prompts.txt --json > answers.jsonl
+  echo "What is 83 - 47?" | deepinfer generate --chat --temperature 0.7 --seed 1"""
+
+
+def add_command(commands: Any) -> None:
+    """Add `generate` to the subcommands."""
+    parser = commands.add_parser(
+        "generate",
+        help=_ABOUT,
+        description=f"{_ABOUT.capitalize()}. Answers go to standard output, progress and statistics to standard error.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="a prompt (default: those on standard input)")
+    parser.add_argument("--file", metavar="FILE", help=f"a prompt a line, after those given; {STDIN}: standard input")
+    parser.add_argument("--model", help=_MODEL_HELP)
+    parser.add_argument("--chat", action="store_true", help="take each prompt as what a user says in a chat")
+    parser.add_argument("--no-thinking", action="store_true", help="with --chat: answer without reasoning first")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="most new tokens (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the draws at a temperature above 0 (a fresh one)")
+    parser.add_argument("--json", action="store_true", help="write each answer as a line of JSON")
+    parser.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    _add_settings(parser.add_argument_group("engine"))
+    parser.set_defaults(run=run)
+
+
+def _add_settings(group: Any) -> None:
+    """Options whose names are those of `EngineConfig`; one that is not given leaves the default there."""
+
+    def setting(flag: str, name: str, about: str, **options: Any) -> None:
+        group.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=about, **options)
+
+    setting("--max-requests", "max_num_seqs", "most requests at once (32)", type=int, metavar="N")
+    setting("--max-rows", "max_num_batched_tokens", "most rows of a step (4096)", type=int, metavar="N")
+    setting("--chunk", "max_chunk", "most prompt tokens of a request in a step (no limit)", type=int, metavar="N")
+    setting("--page-size", "page_size", "tokens of a page of KV, even (64)", type=int, metavar="N")
+    setting("--cache", "cache_bytes", "memory for caches (a quarter of what is free)", type=parse_bytes, metavar="SIZE")
+    setting("--host-cache", "host_cache_bytes", "memory for evicted pages (none)", type=parse_bytes, metavar="SIZE")
+    setting("--disk-cache", "disk_cache", "directory for evicted pages, kept between runs (none)", metavar="DIR")
+    setting("--disk-cache-size", "disk_cache_bytes", "its budget (1GiB)", type=parse_bytes, metavar="SIZE")
+    setting("--no-prefix-cache", "prefix_cache", "share no equal beginnings of prompts", action="store_false")
+    setting("--no-async", "asynchronous", "plan a step only when the one before it is done", action="store_false")
+    setting("--dtype", "dtype", "of weights and activations (float32 on a CPU, bfloat16 on a GPU)", choices=DTYPES)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer; 2 if a prompt could not be served. Raises DeepInferError for what makes the whole run impossible."""
+    from deepinfer.llm import LLM  # here: with it comes all of the engine, which no other command needs
+
+    if arguments.no_thinking and not arguments.chat:
+        raise RequestError("--no-thinking is for chats; pass --chat with it")
+    prompts = read_prompts(arguments.prompts, arguments.file)
+    params = SamplingParams(arguments.temperature, arguments.max_tokens, seq_seed=arguments.seed)
+    known = [field.name for field in fields(EngineConfig)]
+    llm = LLM(arguments.model, **{name: value for name, value in vars(arguments).items() if name in known})
+    progress = not arguments.no_progress
+    if arguments.chat:
+        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        thinking = not arguments.no_thinking
+        outputs = llm.chat(chats, params, thinking=thinking, use_tqdm=progress, on_error="return")
+    else:
+        outputs = llm.generate(prompts, params, use_tqdm=progress, on_error="return")
+    for prompt, output in zip(prompts, outputs, strict=True):
+        print(as_json(prompt, output) if arguments.json else show(prompt, output, len(outputs)))
+    sys.stdout.flush()
+    print(*llm.statistics.lines(), sep="\n", file=sys.stderr)
+    llm.close()
+    return _report(outputs)
+
+
+def _report(outputs: list[RequestOutput]) -> int:
+    """A line for every prompt that could not be served."""
+    failed = [output for output in outputs if output.error is not None]
+    for output in failed:
+        print(f"deepinfer generate: error: prompt {output.index + 1}: {output.error}", file=sys.stderr)
+    return 2 if failed else 0

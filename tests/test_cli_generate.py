@@ -1,0 +1,288 @@
+"""`deepinfer generate`: what goes in, what comes out, and one clear line for every mistake."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer import LLM, CompletionOutput, RequestOutput, SamplingParams
+from deepinfer.cli.answers import as_json, show
+from deepinfer.cli.main import main
+from deepinfer.config.engine import EngineConfig
+from deepinfer.engine.engine import Engine
+
+Output = pytest.CaptureFixture[str]
+PROMPTS = ["The first", "a", "a longer prompt, of several words"]
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_checkpoint: Path) -> LLM:
+    return LLM(tiny_checkpoint)
+
+
+@pytest.fixture
+def command(tiny_checkpoint: Path, capsys: Output) -> Any:
+    """Runs the command in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        code = main(["generate", "--model", str(tiny_checkpoint), *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def records(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def standard_input(monkeypatch: pytest.MonkeyPatch, text: str | bytes, terminal: bool = False) -> None:
+    data = text.encode() if isinstance(text, str) else text
+    stream = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stdin", stream)
+
+
+class TestAnswers:
+    def test_json_holds_what_the_api_returns(self, command: Any, llm: LLM) -> None:
+        code, out, _ = command(*PROMPTS, "--max-tokens", "6", "--json")
+        expected = llm.generate(PROMPTS, SamplingParams(0, 6), use_tqdm=False)
+        assert code == 0
+        for record, output, prompt in zip(records(out), expected, PROMPTS, strict=True):
+            assert record["prompt"] == prompt
+            assert record["index"] == output.index
+            assert record["token_ids"] == list(output.token_ids)
+            assert record["text"] == output.text
+            assert record["prompt_tokens"] == output.num_prompt_tokens
+            assert record["completion_tokens"] == len(output.token_ids)
+            assert record["finish_reason"] == output.finish_reason
+            assert record["error"] is None
+
+    def test_text_shows_prompt_answer_and_counts(self, command: Any, llm: LLM) -> None:
+        code, out, _ = command("The first", "--max-tokens", "6")
+        (output,) = llm.generate("The first", SamplingParams(0, 6), use_tqdm=False)
+        assert code == 0
+        assert out.startswith("[1/1] The first\n")
+        assert out.endswith(f"  ({output.num_prompt_tokens} + 6 tokens, length)\n")
+
+    def test_statistics_go_to_standard_error(self, command: Any) -> None:
+        _, out, err = command(*PROMPTS, "--max-tokens", "5", "--json", "--no-progress")
+        lines = err.splitlines()
+        assert [line.split()[0] for line in lines] == ["requests", "tokens", "speed", "steps", "cache"]
+        assert "3 finished, 0 failed" in lines[0]
+        assert "15 generated" in lines[1]
+        assert len(out.splitlines()) == 3
+
+    def test_chats(self, command: Any, llm: LLM) -> None:
+        chat = [{"role": "user", "content": "What is 1 + 1?"}]
+        for flags, thinking in (([], True), (["--no-thinking"], False)):
+            code, out, _ = command("What is 1 + 1?", "--chat", *flags, "--max-tokens", "8", "--json")
+            (output,) = llm.chat(chat, SamplingParams(0, 8), thinking=thinking, use_tqdm=False)
+            (record,) = records(out)
+            assert code == 0
+            assert record["token_ids"] == list(output.token_ids)
+            assert record["content"] == output.outputs[0].content
+            assert record["reasoning"] == output.outputs[0].reasoning
+            assert record["prompt_tokens"] == output.num_prompt_tokens
+
+    def test_a_seed_repeats_a_hot_run(self, command: Any) -> None:
+        def tokens(seed: str) -> list[int]:
+            _, out, _ = command("Once", "--temperature", "1.5", "--seed", seed, "--max-tokens", "12", "--json")
+            made: list[int] = records(out)[0]["token_ids"]
+            return made
+
+        assert tokens("3") == tokens("3")
+        assert tokens("3") != tokens("4")
+
+    def test_a_model_cannot_steer_the_terminal(self) -> None:
+        completion = CompletionOutput("one\n\x1b[2Jtwo", (1, 2), "stop", reasoning="\x07why", content="one\n\x1b[2Jtwo")
+        output = RequestOutput(1, "p", (1,), (completion,), cached_tokens=64)
+        assert show("p\x1b", output, 3).splitlines() == [
+            "[2/3] p ",
+            "  thinking:  why",
+            "  one",
+            "   [2Jtwo",
+            "  (1 + 2 tokens, 64 cached, stop)",
+        ]
+        assert json.loads(as_json("p\udc80", output))["text"] == "one\n\x1b[2Jtwo"
+        assert as_json("p\udc80", output).isascii()
+
+
+class TestSources:
+    def test_a_file_comes_after_the_arguments(self, command: Any, tmp_path: Path) -> None:
+        path = tmp_path / "prompts.txt"
+        path.write_text("two\n\n  \nthree é\n", encoding="utf-8")
+        _, out, _ = command("one", "--file", path, "--max-tokens", "1", "--json")
+        assert [record["prompt"] for record in records(out)] == ["one", "two", "three é"]
+
+    @pytest.mark.parametrize("arguments", [[], ["--file", "-"]], ids=["by itself", "by name"])
+    def test_standard_input(self, command: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+        standard_input(monkeypatch, "one\ntwo\n", terminal=False)
+        _, out, _ = command(*arguments, "--max-tokens", "1", "--json")
+        assert [record["prompt"] for record in records(out)] == ["one", "two"]
+
+    def test_standard_input_is_left_alone_where_there_are_prompts(
+        self, command: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        standard_input(monkeypatch, "never read\n", terminal=True)
+        _, out, _ = command("one", "--max-tokens", "1", "--json")
+        assert [record["prompt"] for record in records(out)] == ["one"]
+
+
+class TestSettings:
+    @pytest.fixture
+    def made(self, monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
+        """The settings of every engine that is made."""
+        found: list[EngineConfig] = []
+        original = Engine.__init__
+
+        def note(self: Engine, directory: Path, environment: Any, settings: EngineConfig) -> None:
+            found.append(settings)
+            original(self, directory, environment, settings)
+
+        monkeypatch.setattr(Engine, "__init__", note)
+        return found
+
+    def test_defaults_are_the_engine_s(self, command: Any, made: list[EngineConfig]) -> None:
+        command("one", "--max-tokens", "1")
+        assert made == [EngineConfig()]
+
+    def test_every_option_reaches_the_engine(self, command: Any, made: list[EngineConfig], tmp_path: Path) -> None:
+        code, _, _ = command(
+            "one", "--max-tokens", "1", "--max-requests", "3", "--max-rows", "40", "--chunk", "7", "--page-size", "8",
+            "--cache", "2MiB", "--host-cache", "1MB", "--disk-cache", tmp_path / "kv", "--disk-cache-size", "3MB",
+            "--no-prefix-cache", "--no-async", "--dtype", "bfloat16",
+        )  # fmt: skip
+        assert code == 0
+        everything = EngineConfig(
+            max_num_seqs=3,
+            max_num_batched_tokens=40,
+            max_chunk=7,
+            page_size=8,
+            cache_bytes=2 << 20,
+            host_cache_bytes=10**6,
+            disk_cache=str(tmp_path / "kv"),
+            disk_cache_bytes=3 * 10**6,
+            prefix_cache=False,
+            asynchronous=False,
+            dtype="bfloat16",
+        )
+        assert made == [everything]
+        assert all(getattr(everything, name) != value for name, value in vars(EngineConfig()).items())
+
+    def test_tokens_do_not_depend_on_the_loop(self, command: Any) -> None:
+        runs = [command(*PROMPTS, "--max-tokens", "9", "--json", *flags)[1] for flags in ([], ["--no-async"])]
+        assert runs[0] == runs[1]
+
+    def test_a_disk_cache_serves_the_next_run(self, command: Any, tmp_path: Path) -> None:
+        prompt = "many words, " * 10
+        arguments = (prompt, "--max-tokens", "2", "--page-size", "8", "--disk-cache", tmp_path / "kv", "--json")
+        first, second = (records(command(*arguments)[1])[0] for _ in range(2))
+        assert first["cached_tokens"] == 0
+        assert second["cached_tokens"] >= 0.8 * second["prompt_tokens"]
+
+
+class TestMistakes:
+    def refused(self, command: Any, *arguments: str | Path) -> str:
+        """The one line that a mistake earns."""
+        code, out, err = command(*arguments)
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1, err
+        assert err.startswith("deepinfer generate: error: ")
+        return str(err)
+
+    def test_no_prompt(self, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        standard_input(monkeypatch, "", terminal=True)
+        assert "there is no prompt; pass prompts as arguments, --file FILE" in self.refused(command)
+        standard_input(monkeypatch, "\n \n")
+        assert "standard input holds no prompt" in self.refused(command)
+
+    def test_files_that_cannot_be_read(self, command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        assert "absent.txt cannot be read" in self.refused(command, "--file", tmp_path / "absent.txt")
+        (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+        assert "it takes UTF-8 text, a prompt a line" in self.refused(command, "--file", tmp_path / "bytes")
+        (tmp_path / "empty").write_text("\n")
+        assert "empty holds no prompt" in self.refused(command, "--file", tmp_path / "empty")
+        standard_input(monkeypatch, b"\xff\xfe")
+        assert "standard input cannot be read" in self.refused(command)
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["--max-tokens", "0"], "max_tokens is 0; it takes a whole number >= 1"),
+            (["--temperature", "-1"], "temperature is -1.0; it takes a finite number >= 0"),
+            (["--seed", "-1"], "seq_seed is -1"),
+            (["--page-size", "3"], "page_size is 3; it takes an even number"),
+            (["--max-requests", "0"], "max_num_seqs is 0; it takes a whole number >= 1"),
+            (["--max-rows", "4"], "max_num_batched_tokens is 4"),
+            (["--chunk", "0"], "max_chunk is 0"),
+            (["--cache", "1KiB"], "cache_bytes"),
+            (["--no-thinking"], "--no-thinking is for chats; pass --chat with it"),
+            (["--model", "/no/such/model"], "/no/such/model"),
+        ],
+        ids=lambda value: value[0] if isinstance(value, list) else "",
+    )
+    def test_bad_options(self, command: Any, arguments: list[str], words: str) -> None:
+        assert words in self.refused(command, "one", *arguments)
+
+    @pytest.mark.parametrize("arguments", [["--cache", "much"], ["--max-tokens", "x"], ["--dtype", "int8"]])
+    def test_words_that_are_no_values(self, command: Any, capsys: Output, arguments: list[str]) -> None:
+        with pytest.raises(SystemExit) as exit_info:
+            command("one", *arguments)
+        assert exit_info.value.code == 2
+        assert f"error: argument {arguments[0]}" in capsys.readouterr().err
+
+    def test_a_bad_prompt_stops_no_other(self, command: Any, llm: LLM) -> None:
+        code, out, err = command("", "a", "b" * 3000, "--max-tokens", "3", "--json", "--no-progress")
+        found = records(out)
+        assert code == 2
+        assert found[0]["error"] == "the prompt is empty; it takes at least one character"
+        assert found[1]["token_ids"] == list(llm.generate("a", SamplingParams(0, 3), use_tqdm=False)[0].token_ids)
+        assert "the context of 2048" in found[2]["error"]
+        complaints = [line for line in err.splitlines() if "error" in line]
+        assert complaints[0].startswith("deepinfer generate: error: prompt 1: the prompt is empty")
+        assert complaints[1].startswith("deepinfer generate: error: prompt 3: the prompt has 3001 tokens")
+
+    def test_half_a_checkpoint(self, tiny_checkpoint: Path, tmp_path: Path, capsys: Output) -> None:
+        half = shutil.copytree(tiny_checkpoint, tmp_path / "half")
+        for shard in half.glob("*.safetensors"):
+            shard.unlink()
+        assert main(["generate", "--model", str(half), "one"]) == 2
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert shown.err.startswith("deepinfer generate: error: ")
+        assert shown.err.count("\n") == 1
+
+    def test_an_interrupt_ends_with_one_line(
+        self, command: Any, monkeypatch: pytest.MonkeyPatch, capsys: Output
+    ) -> None:
+        def interrupt(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(LLM, "generate", interrupt)
+        assert command("one") == (130, "", "deepinfer generate: stopped\n")
+
+
+def test_help_names_every_option(capsys: Output) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["generate", "--help"])
+    shown = capsys.readouterr().out
+    assert exit_info.value.code == 0
+    for word in ("PROMPT", "--file", "--chat", "--max-tokens", "--json", "--no-async", "--disk-cache", "examples:"):
+        assert word in shown
+
+
+def test_as_a_process_with_a_progress_bar(tiny_checkpoint: Path) -> None:
+    line = [sys.executable, "-m", "deepinfer.cli", "generate", "--model", str(tiny_checkpoint), "--max-tokens", "4"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, input="one\ntwo\n", capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "[1/2] one"
+    assert "2/2" in done.stderr
+    assert "8 generated" in done.stderr

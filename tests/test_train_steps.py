@@ -27,7 +27,8 @@ from train.loop import CapturedStep, learning_rate, shares
 from train.masters import Masters, balance, storages, stored_value
 from train.mini_config import mini_config
 from train.operators import STATE
-from train.target import token_losses
+from train.refine import copy_window, load_target
+from train.target import Trainer, token_losses
 
 MINI = Path(__file__).parents[1] / "checkpoints" / "mini"
 VISION = VisionConfig(
@@ -242,6 +243,29 @@ def test_mini_config_is_accepted_and_has_every_part() -> None:
     assert config.vision is not None
     stored = sum(spec.stored_bytes for spec in tensor_layout(config, Storage.BF16).values())
     assert stored < 31e6, "with headers below 32 MB"
+
+
+def test_compressors_start_as_their_layers_window_projection() -> None:
+    model = build(tiny())
+    initialise(model, 1)
+    for layer in model.config.kv_source_layer_ids:
+        attn = model.layers[layer].attn
+        assert torch.equal(attn.compressor.wkv.weight, attn.wkv.weight)
+        assert attn.compressor.wkv.weight.std() > 0
+
+
+def test_refining_starts_from_the_stored_values_and_copies_the_window(tmp_path: Path) -> None:
+    trainer = Trainer(MINI, "cpu", 1e-3)
+    load_target(trainer, MINI)
+    stored = Checkpoint(MINI)
+    name = "layers.5.attn.wkv.weight"
+    assert torch.equal(trainer.masters.masters[name], stored.load(name))
+    assert torch.equal(trainer.model.mtp[0].main_proj.weight.float(), stored.load("mtp.0.main_proj.weight"))
+    copy_window(trainer)
+    masters = trainer.masters.masters
+    assert torch.equal(masters["layers.5.attn.compressor.wkv.weight"], masters[name])
+    found = dict(trainer.model.named_parameters())["layers.5.attn.compressor.wkv.weight"]
+    assert torch.equal(found, masters[name])
 
 
 def test_initial_values_are_reproducible_and_start_near_a_plain_residual_stream() -> None:

@@ -1,20 +1,28 @@
 """Starting values of the small checkpoint's parameters."""
 
 import math
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepinfer.reference.model import ReferenceModel
 
 
 def initialise(model: ReferenceModel, seed: int) -> None:
-    """Fill all parameters in place, reproducibly for one torch build."""
+    """Fill all parameters in place, reproducibly for one torch build.
+
+    A compressor starts as its layer's window projection: what its queries learn to read in the window they can then
+    read in compressed positions, too. Started apart, the two may never meet, and recall ends at the window.
+    """
     generator = torch.Generator().manual_seed(seed)
     depth = model.config.num_hidden_layers
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(_values(name, parameter, depth, generator))
+        for layer in model.config.kv_source_layer_ids:
+            attn = model.layers[layer].attn
+            attn.compressor.wkv.weight.copy_(attn.wkv.weight)
 
 
 def _values(name: str, like: Tensor, depth: int, generator: torch.Generator) -> Tensor:
@@ -40,10 +48,10 @@ def _values(name: str, like: Tensor, depth: int, generator: torch.Generator) -> 
     return normal(std)
 
 
-def _hyper(leaf: str, like: Tensor, normal: "nn.Module | object") -> Tensor:
+def _hyper(leaf: str, like: Tensor, normal: Callable[[float], Tensor]) -> Tensor:
     """Near the plain residual stream: collapse averages, each stream takes the output whole and mostly keeps itself."""
     if leaf == "fn":
-        return normal(0.02)  # type: ignore[operator]
+        return normal(0.02)
     if leaf == "scale":
         return torch.ones_like(like)
     streams = math.isqrt(len(like) + 1) - 1

@@ -111,7 +111,8 @@ def make_multikey(rng: random.Random, filler: Filler, prompt_tokens: int) -> Sam
 
     The whole chat, answers included, has at most `prompt_tokens` tokens.
     """
-    count = max(2, min(24, prompt_tokens // 160))
+    # Dense rows teach recall soonest: few of a step's tokens are codes, and fewer are out of the window's reach.
+    count = max(2, min(24, prompt_tokens // rng.choice((56, 72, 104, 160))))
     names = rng.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], count)
     codes = {name: _digits(rng, rng.randint(3, 6)) for name in names}
     statements = [f"The code of the {name} is {code}." for name, code in codes.items()]

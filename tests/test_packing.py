@@ -95,10 +95,10 @@ def test_shapes_and_types_are_fixed(some_batches):
         "types": ((16, 512), np.int8),
         "loss_weight": ((16, 512), np.float32),
         "document": ((16, 512), np.int32),
-        "patches": ((12, 48, 3, 8, 8), np.float32),
+        "patches": ((12, 120, 3, 8, 8), np.float32),
         "grid": ((12, 2), np.int32),
         "image_row": ((12,), np.int32),
-        "image_positions": ((12, 12), np.int32),
+        "image_positions": ((12, 30), np.int32),
     }
     for batch in some_batches:
         assert {name: (array.shape, array.dtype) for name, array in batch.items()} == expected

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 import tiny
+from hypothesis import settings
 
 HERE = Path(__file__).parent
+
+# A machine that does other things, too, must not fail a test for its speed.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from threading import Lock
 
 from deepinfer.config.engine import EngineConfig
 from deepinfer.config.envs import Environment
@@ -21,7 +22,7 @@ from deepinfer.text.chat import ChatFormat
 
 
 class Engine:
-    """Owns the weights and caches of one checkpoint; the only object that runs them. Not thread-safe."""
+    """Owns the weights and caches of one checkpoint; the only object that runs them. Callers take turns."""
 
     def __init__(self, directory: Path, environment: Environment, settings: EngineConfig) -> None:
         """Load the checkpoint in `directory`; CheckpointError or ConfigError if it or the settings will not do."""
@@ -30,6 +31,7 @@ class Engine:
         self.config, self.tokenizer = self._parts.config, self._parts.tokenizer
         self._chat_format = ChatFormat(self.tokenizer)
         capacity = self._parts.kv.total_pages * self._parts.kv.page_size
+        self._turn = Lock()
         self.admission = Admission(self.config, self.tokenizer, self._chat_format, capacity)
         self.statistics = EngineStatistics(self._parts.scheduler.statistics, self._parts.kv.statistics)
 
@@ -40,7 +42,7 @@ class Engine:
         interrupt or an error of `on_step`, ends all requests, and the next call finds everything in order.
         """
         jobs: dict[int, Job] = {}
-        with held_interrupts() as deliver_interrupt:
+        with self._turn, held_interrupts() as deliver_interrupt:
 
             def landed(plan: Plan, extended: Sequence[Job]) -> None:
                 self.statistics.step(plan, jobs)
@@ -58,7 +60,8 @@ class Engine:
 
     def close(self) -> None:
         """Copy what is worth keeping to the tiers that survive the process."""
-        self._parts.kv.persist()
+        with self._turn:
+            self._parts.kv.persist()
 
     def _add(self, request: Request, jobs: dict[int, Job]) -> None:
         request_id = self._parts.scheduler.add(request)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llm_tools import caches_of
 from PIL import Image
 
 from deepinfer import LLM, RequestError, SamplingParams
@@ -132,8 +133,8 @@ def test_an_unknown_way_to_treat_errors(llm: LLM) -> None:
 
 
 def test_a_prompt_beyond_the_caches_is_refused_and_its_neighbour_answered(tiny_checkpoint: Path) -> None:
-    llm = LLM(tiny_checkpoint, max_num_seqs=1, cache_bytes=60_000)
-    with pytest.raises(RequestError, match=r"the prompt has 1000 tokens; the caches hold \d+; set cache_bytes higher"):
+    llm = LLM(tiny_checkpoint, max_num_seqs=1, cache_bytes=caches_of(tiny_checkpoint, 5, 1))
+    with pytest.raises(RequestError, match=r"the prompt has 1000 tokens; the caches hold 320; set cache_bytes higher"):
         llm.generate([5] * 1000, SHORT, use_tqdm=False)
     bad, good = llm.generate([[5] * 1000, [5] * 10], SHORT, use_tqdm=False, on_error="return")
     assert (bad.finish_reason, isinstance(bad.error, RequestError)) == ("error", True)

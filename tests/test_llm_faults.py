@@ -23,8 +23,8 @@ from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.progress import Progress
 from deepinfer.engine.scheduler import Scheduler
 
-GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
-PROMPTS = texts(9, 12, 5, 100)
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+PROMPTS = texts(9, 12, 5, 80)
 LOOPS = pytest.mark.parametrize("asynchronous", [True, False], ids=["asynchronous", "plain"])
 
 
@@ -60,7 +60,7 @@ class Fault:
 
 @LOOPS
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("step", [0, 1, 5, 14])
+@pytest.mark.parametrize("step", [0, 1, 9])
 def test_a_step_that_raises_loses_its_own_requests_only(
     tiny_checkpoint: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, late: bool, step: int
 ) -> None:
@@ -154,7 +154,7 @@ def test_interrupts_at_any_time(tiny_checkpoint: Path, oracle: Oracle, asynchron
     begin = time.perf_counter()
     llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     usual = time.perf_counter() - begin
-    for _ in range(8):
+    for _ in range(6):
         timer = threading.Timer(source.uniform(0, 0.7 * usual), os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         try:
@@ -242,8 +242,8 @@ def test_nothing_piles_up(tiny_checkpoint: Path, asynchronous: bool) -> None:
     work(0)  # fills the prefix cache and the tier
     work(1)
     before, evicted = objects(), len(parts(llm).kv._tree._evicted)
-    for seed in range(2, 5):
+    for seed in range(2, 4):
         work(seed)
     remembered = len(parts(llm).kv._tree._evicted) - evicted  # digests, of which a bounded number is kept
     assert objects() - before < 100 + remembered
-    assert llm.statistics.scheduler.finished == 250
+    assert llm.statistics.scheduler.finished == 200

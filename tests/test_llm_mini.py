@@ -53,14 +53,14 @@ def test_both_loops_answer_and_answer_alike(plain: LLM, ahead: LLM) -> None:
 def test_a_warm_prefix_gives_what_a_cold_one_does(plain: LLM, ahead: LLM) -> None:
     """Windows that begin at the hit change values by a little, and what a trained model says hardly ever."""
     text = (ROOT / "eval" / "heldout.txt").read_text(encoding="utf-8")
-    prompts = [parts(ahead).tokenizer.encode(text[4000 * place :][: 2600 + 100 * place]) for place in range(4)]
+    prompts = [parts(ahead).tokenizer.encode(text[4000 * place :][: 2600 + 100 * place]) for place in range(2)]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     cold = plain.generate(prompts, params, use_tqdm=False)
     first, second = (ahead.generate(prompts, params, use_tqdm=False) for _ in range(2))
     assert alike(cold, first) == 1
     assert [output.cached_tokens for output in second] == [(len(prompt) - 1) // 64 * 64 for prompt in prompts]
     pairs = [(one.token_ids, other.token_ids) for one, other in zip(cold, second, strict=True)]
-    assert sum(a == b for pair in pairs for a, b in zip(*pair, strict=True)) > 0.7 * 4 * 12
+    assert sum(a == b for pair in pairs for a, b in zip(*pair, strict=True)) > 0.7 * 2 * 12
     lines = ahead.statistics.lines()
     assert f"{sum(output.cached_tokens for output in second)} of " in lines[-1]
     check_at_rest(ahead)

@@ -22,7 +22,7 @@ from deepinfer.text.tokenizer import Tokenizer
 AGREE = 0.98
 """Least share of right tokens: another order of summation may move a value over a rounding tie, rarely a token."""
 
-_TIE = 0.02
+_TIE = 0.05
 """A token is right if its logit is the best, or less than that many standard deviations below it."""
 
 

@@ -53,32 +53,6 @@ def breaking_ties(model: ReferenceModel, ties: Ties) -> Iterator[None]:
             layer.attn.ties = kept
 
 
-def explain_engine(group: EngineGroup, actual: Values) -> str:
-    """The ties that explain why the engine's `actual` values differ, in words; empty if they do not explain it all."""
-    parts = []
-    if _failures(group.against(group.expected, Ties.LOWEST)):
-        part = parting(group)
-        if not part:
-            return ""
-        error = max(rows.max().item() for rows in _errors(group.against(actual, Ties.LOWEST)).values())
-        parts.append(f"{part}: error {error:.0e} if the reference takes the lowest, too")
-    for side in (group.against(group.expected, Ties.TOPK), group.against(actual, Ties.LOWEST)):
-        failures = _failures(side)
-        tie = explain(side, failures) if failures and not side.by_median else ""
-        if failures and not tie:
-            return ""
-        parts += [tie] if tie else []
-    return "; ".join(parts)
-
-
-def _failures(side: Group) -> set[tuple[str, int]]:
-    return failing(side, _errors(side))
-
-
-def _errors(side: Group) -> Values:
-    return errors(side, side.run())
-
-
 @dataclass(frozen=True)
 class Choice:
     """One choice of the best in an index layer, of entries or of blocks of them.
@@ -91,13 +65,33 @@ class Choice:
     chosen: Tensor
 
 
-def parting(group: EngineGroup) -> str:
-    """Where the reference with the lowest position and with `torch.topk`'s choice first choose differently.
+def explain_engine(group: EngineGroup, actual: Values) -> str:
+    """The ties that explain why the engine's `actual` values differ, in words; empty if they do not explain it all."""
+    parts = []
+    lowest, our_choices = _run(group, Ties.LOWEST)
+    topk, their_choices = _run(group, Ties.TOPK)
+    if failing(group, errors(group, lowest)):
+        part = parting(our_choices, their_choices)
+        if not part:
+            return ""
+        error = max(rows.max().item() for rows in errors(group.against(actual, Ties.LOWEST), lowest).values())
+        parts.append(f"{part}: error {error:.0e} if the reference takes the lowest, too")
+    sides = ((group.against(group.expected, Ties.TOPK), topk), (group.against(actual, Ties.LOWEST), lowest))
+    for side, values in sides:
+        failures = failing(side, errors(side, values))
+        tie = explain(side, failures) if failures and not side.by_median else ""
+        if failures and not tie:
+            return ""
+        parts += [tie] if tie else []
+    return "; ".join(parts)
+
+
+def parting(lowest: list[Choice], topk: list[Choice]) -> str:
+    """Where the reference that takes the lowest position and the one that asks `torch.topk` first choose differently.
 
     Empty unless all that the one chooses and the other does not has exactly the same score.
     """
-    lowest, other = (_choices(group, ties) for ties in (Ties.LOWEST, Ties.TOPK))
-    for ours, theirs in zip(lowest, other, strict=True):
+    for ours, theirs in zip(lowest, topk, strict=True):
         rows = torch.nonzero((ours.chosen != theirs.chosen).any(-1)).flatten().tolist()
         if rows:
             return _parted(ours, theirs, rows)
@@ -122,8 +116,8 @@ def _parted(ours: Choice, theirs: Choice, rows: list[int]) -> str:
     return f"index layer {ours.layer}, row {row}, {counts} entries of equal score {score.item():.3g}"
 
 
-def _choices(group: EngineGroup, ties: Ties) -> list[Choice]:
-    """Every choice of a run, in its order."""
+def _run(group: EngineGroup, ties: Ties) -> tuple[Values, list[Choice]]:
+    """What the reference computes with these ties, and every choice it makes, in their order."""
     numbers = {id(layer.attn): number for number, layer in enumerate(group.golden.model.layers)}
     best, select = indexer.best, Attention.select
     found: list[Choice] = []
@@ -142,7 +136,6 @@ def _choices(group: EngineGroup, ties: Ties) -> list[Choice]:
 
     indexer.best, Attention.select = recorded_best, recorded_select  # type: ignore[method-assign, assignment]
     try:
-        group.reference(ties)
+        return group.reference(ties), found
     finally:
         indexer.best, Attention.select = best, select  # type: ignore[method-assign]
-    return found

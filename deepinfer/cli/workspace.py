@@ -1,10 +1,10 @@
 """What one step needs beside weights and caches: an estimate from the largest intermediate values of the operators."""
 
 from deepinfer.config.model import ModelConfig
+from deepinfer.model.selection import TERMS_CPU
+from deepinfer.ops.sparse_attention.torch import ROWS_CPU
 
 FP32, INT64 = 4, 8
-_SCORED_TERMS = 1 << 22  # products of index heads and keys that are held at a time
-_ATTENDED_ROWS = 64  # rows of a request that attend at a time
 
 
 def workspace_bytes(c: ModelConfig, rows: int, context: int, requests: int, activation: int) -> dict[str, int]:
@@ -27,12 +27,12 @@ def _attention(c: ModelConfig, rows: int, context: int, requests: int, activatio
     entries = context // min(c.ratio(layer) for layer in c.kv_source_layer_ids)
     queries = 4 * rows * c.num_attention_heads * c.head_dim * activation
     keys = requests * entries * c.index_head_dim * (activation + FP32 // 2)
-    pairs = max(requests, min(rows, _SCORED_TERMS // (entries * c.index_n_heads))) * entries
+    pairs = max(requests, min(rows, TERMS_CPU // (entries * c.index_n_heads))) * entries
     scores = pairs * (c.index_n_heads * 2 * activation + FP32 + 2 * INT64)
-    at_once = max(requests, min(rows, _ATTENDED_ROWS))
+    at_once = max(requests, min(rows, ROWS_CPU))
     chosen = min(c.index_topk, entries)
     latents = max(at_once * chosen, min(entries, rows * chosen)) * c.head_dim * activation
-    attended = at_once * c.num_attention_heads * (c.sliding_window + _ATTENDED_ROWS + chosen) * 2 * FP32
+    attended = at_once * c.num_attention_heads * (c.sliding_window + ROWS_CPU + chosen) * 2 * FP32
     return queries + keys + scores + latents + attended
 
 

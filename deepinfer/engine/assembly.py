@@ -9,6 +9,7 @@ import torch
 
 from deepinfer.cache.budget import CacheSizes
 from deepinfer.cache.disk import DiskTier
+from deepinfer.cache.identity import cache_identity
 from deepinfer.cache.manager import KVManager
 from deepinfer.cache.storage import Caches
 from deepinfer.cache.tiers import HostTier, Tier
@@ -19,7 +20,6 @@ from deepinfer.config.model import ModelConfig
 from deepinfer.core.errors import CheckpointError, ConfigError
 from deepinfer.engine.content import content_keys
 from deepinfer.engine.device import select_device
-from deepinfer.engine.identity import checkpoint_identity
 from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.replay import ReplayPolicy
 from deepinfer.engine.scheduler import EndRules, Scheduler, SchedulerLimits
@@ -54,7 +54,7 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig) 
     pages = _pages(config, limits.max_num_seqs, settings, device)
     caches = Caches(config, pages, limits.max_num_seqs, settings.page_size, device=device)
     # Behind a cached prefix compact replay computes KV from a shortened window, mode off from the whole prefix.
-    identity = f"{checkpoint_identity(directory)} {dtype} {settings.page_size} {replay.mode}"
+    identity = cache_identity(directory, caches.layout, settings.page_size, f"{dtype} {replay.mode}")
     kv = KVManager(pages, settings.page_size, identity, caches, _tiers(settings, identity))
     ends = EndRules(config.eos_token_id, config.max_position_embeddings)
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys)

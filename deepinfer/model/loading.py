@@ -78,6 +78,7 @@ class _Loader:
         )
 
     def attention(self, prefix: str, layer: int) -> AttentionWeights:
+        """The attention weights of a layer, with what only source layers have."""
         config = self._config
         wo_a = self.dense(f"{prefix}wo_a.weight").view(config.o_groups, config.o_lora_rank, -1)
         makes_keys = layer in config.kv_source_layer_ids
@@ -140,6 +141,7 @@ class _Loader:
         )
 
     def vision(self) -> VisionWeights:
+        """The vision tower and the aligner."""
         assert self._config.vision is not None
         markers = [self.dense(f"image_{name}") for name in ("start", "start", "newline", "end")]
         return VisionWeights(

@@ -23,12 +23,12 @@ from train import accelerate
 from train.canvas import Canvas
 from train.drafter import choose_anchors, draft_losses, gather_rows
 from train.initial import initialise
-from train.loop import CapturedStep, learning_rate, shares
+from train.loop import CapturedStep, learning_rate, variants
 from train.masters import Masters, balance, storages, stored_value
 from train.mini_config import mini_config
 from train.operators import STATE
-from train.refine import copy_window, load_target
-from train.target import Trainer, token_losses
+from train.refine import copy_window
+from train.target import SCHEDULES, Trainer, load_checkpoint, token_losses
 
 MINI = Path(__file__).parents[1] / "checkpoints" / "mini"
 VISION = VisionConfig(
@@ -120,12 +120,22 @@ def test_balance_lifts_idle_experts() -> None:
     assert torch.equal(gate.bias_vl, vision)
 
 
-@given(st.floats(0, 1))
-def test_schedule_always_offers_steps(progress: float) -> None:
+@given(st.sampled_from(sorted(SCHEDULES)), st.floats(0, 1))
+def test_schedules_always_offer_steps(name: str, progress: float) -> None:
+    shares, mixtures = SCHEDULES[name]
     table = shares(progress)
     assert sum(table.values()) == pytest.approx(1)
+    assert {variant.tokens for variant in table} <= set(mixtures)
     assert 0 < learning_rate(progress, 1000, 2.0) <= 2.0
     assert learning_rate(progress, 0, 2.0) <= 0.01
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_the_steps_of_a_part_of_a_schedule_are_known_before_it_starts(name: str) -> None:
+    shares, mixtures = SCHEDULES[name]
+    assert set(variants(shares, 0.0, 0.2)) == set(shares(0.0))
+    assert set(variants(shares, 0.6, 1.0)) == set(shares(1.0))
+    assert {variant.tokens for variant in variants(shares, 0.0, 1.0)} == set(mixtures)
 
 
 def test_captured_step_without_a_gpu_runs_its_function() -> None:
@@ -256,7 +266,7 @@ def test_compressors_start_as_their_layers_window_projection() -> None:
 
 def test_refining_starts_from_the_stored_values_and_copies_the_window(tmp_path: Path) -> None:
     trainer = Trainer(MINI, "cpu", 1e-3)
-    load_target(trainer, MINI)
+    load_checkpoint(trainer, MINI)
     stored = Checkpoint(MINI)
     name = "layers.5.attn.wkv.weight"
     assert torch.equal(trainer.masters.masters[name], stored.load(name))

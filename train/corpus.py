@@ -104,6 +104,7 @@ def fetch(source: Source, work: Path) -> tuple[Path, str]:
     archive = sorted(work.glob(f"{source.package}_*.deb"))[0]
     root = work / "roots" / source.package
     if not root.is_dir():
+        root.parent.mkdir(exist_ok=True)
         subprocess.run(["dpkg", "-x", str(archive), str(root)], check=True)
     return root, archive.name.split("_")[1].replace("%3a", ":")
 

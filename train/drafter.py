@@ -1,6 +1,10 @@
 """Trains the DSpark stages on the frozen target and writes the finished checkpoint.
 
-    python -m train.drafter --minutes 3 --state /tmp/state.pt --checkpoint OUT
+    python -m train.drafter --minutes 3 --state /tmp/state.pt --out OUT
+    python -m train.drafter --minutes 3 --checkpoint checkpoints/mini --out OUT
+
+The target comes from a state file of `train.target` or from a checkpoint; the drafter's weights from the checkpoint, if
+one is given, else they start anew. The time begins when everything is compiled.
 
 The target runs as it will serve (stored weights, selected positions). Blocks start at random places of replies; tokens
 inside a block are given (teacher forcing) and every row is trained towards the target's own distribution.
@@ -12,7 +16,6 @@ import math
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +29,7 @@ from train.loop import CapturedStep, Inputs, Outputs, learning_rate
 from train.masters import Masters, balance
 from train.operators import STATE
 from train.stream import REPLIES, loader, settings
-from train.target import Trainer, forward
+from train.target import Trainer, forward, load_checkpoint
 
 ANCHORS = 128  # of each row of a batch
 
@@ -128,12 +131,18 @@ class DraftTrainer:
         balance(STATE.loads, self.bias_rate)
         return {"report": torch.stack([found[name].detach() for name in ("distance", "confidence", "length")] + [norm])}
 
+    def prepare(self, batch: Inputs) -> None:
+        """Compile and capture the step; the few updates that this takes change no weight."""
+        self.masters.lr.fill_(0.0)
+        self.bias_rate.fill_(0.0)
+        self.captured = CapturedStep(self.step, batch, None, self.target.device)
+
     def run(self, batch: Inputs, progress: float) -> Tensor:
         """One step; returns L1 distance, confidence loss, mean accepted length (with bonus, whole blocks), norm."""
+        if self.captured is None:
+            self.prepare(batch)
         self.masters.lr.fill_(learning_rate(progress, self.steps, self.peak))
         self.bias_rate.fill_(3e-3 * (1 - progress))
-        if self.captured is None:
-            self.captured = CapturedStep(self.step, batch, None, self.target.device)
         self.steps += 1
         return self.captured(batch)["report"]
 
@@ -148,8 +157,9 @@ def write(target: Trainer, directory: Path, tokenizer: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, required=True)
-    parser.add_argument("--state", type=Path, default=Path("train/runs/state.pt"), help="of the trained target")
-    parser.add_argument("--checkpoint", type=Path, default=Path("train/runs/checkpoint"), help="directory to write")
+    parser.add_argument("--state", type=Path, help="of the trained target")
+    parser.add_argument("--checkpoint", type=Path, help="checkpoint whose stored values to start from")
+    parser.add_argument("--out", type=Path, default=Path("train/runs/checkpoint"), help="directory to write")
     parser.add_argument("--data", type=Path, default=Path("train/data"))
     parser.add_argument("--tokenizer", type=Path, default=Path("checkpoints/mini"))
     parser.add_argument("--device", default="cuda")
@@ -157,25 +167,30 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=2e-3)
     parser.add_argument("--eager", action="store_true", help="do not compile the fused operators")
     arguments = parser.parse_args()
+    if not (arguments.state or arguments.checkpoint):
+        parser.error("the target comes from --state, or from --checkpoint: give one of them")
     torch.backends.cuda.matmul.allow_tf32 = True
     accelerate.install(compiled=not arguments.eager)
     target = Trainer(arguments.tokenizer, arguments.device, peak=0.0)
-    target.load(torch.load(arguments.state, map_location=arguments.device, weights_only=True))
+    if arguments.checkpoint:
+        load_checkpoint(target, arguments.checkpoint)
+    if arguments.state:
+        target.load(torch.load(arguments.state, map_location=arguments.device, weights_only=True))
     drafter = DraftTrainer(target, arguments.peak)
     vision = target.config.vision
     assert vision is not None
     pack = settings(arguments.data, arguments.tokenizer, vision, 1024, REPLIES)
     batches = loader(pack, random.randrange(2**31), arguments.workers, arguments.device != "cpu")
-    first: dict[str, Any] = next(batches)
+    drafter.prepare(next(batches))
     started = time.time()
     while (passed := (time.time() - started) / (60 * arguments.minutes)) < 1:
-        report = drafter.run(first if drafter.steps == 0 else next(batches), passed)
+        report = drafter.run(next(batches), passed)
         if drafter.steps % 200 == 0 or drafter.steps == 1:
             values = [round(value, 4) for value in report.tolist()]
             assert all(math.isfinite(value) for value in values), values
             print(json.dumps({"step": drafter.steps, "progress": round(passed, 3), "report": values}), flush=True)
-    write(target, arguments.checkpoint, arguments.tokenizer)
-    print(f"{drafter.steps} steps; wrote {arguments.checkpoint}", flush=True)
+    write(target, arguments.out, arguments.tokenizer)
+    print(f"{drafter.steps} steps; wrote {arguments.out}", flush=True)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,10 @@ class Variant:
     sparse: bool
 
 
-def shares(progress: float) -> dict[Variant, float]:
+Shares = dict[Variant, float]
+
+
+def from_scratch(progress: float) -> Shares:
     """Which steps to take at a point of training, 0 to 1: short and dense first, long and sparse last."""
     if progress < 0.25:
         return {Variant(1024, False): 1.0}
@@ -61,6 +64,24 @@ def shares(progress: float) -> dict[Variant, float]:
         Variant(1024, True): 0.45,
         Variant(4096, True): 0.3,
     }
+
+
+def recall(progress: float) -> Shares:
+    """Steps for weights that are trained already: whole contexts, as inference reads them and in full by turns."""
+    return (
+        {Variant(4096, False): 0.5, Variant(4096, True): 0.5}
+        if progress < 0.4
+        else {
+            Variant(4096, False): 0.25,
+            Variant(4096, True): 0.75,
+        }
+    )
+
+
+def variants(shares: Callable[[float], Shares], first: float, last: float) -> list[Variant]:
+    """All kinds of steps that a part of a schedule takes."""
+    points = (first + (last - first) * share / 100 for share in range(100))
+    return list(dict.fromkeys(variant for point in points for variant in shares(point)))
 
 
 def learning_rate(progress: float, step: int, peak: float) -> float:

@@ -14,21 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deepinfer.checkpoint.reader import Checkpoint
-from deepinfer.reference.loading import load_reference
 from deepinfer.text.tokenizer import Tokenizer
 from train import accelerate
 from train import stream as data
 from train.drafter import write
 from train.loop import Inputs, Variant
 from train.operators import STATE
-from train.packing import Mixture
-from train.target import Trainer, forward
-
-RECALL = Mixture(
-    rows={"text": 0.12, "short": 0.2, "multikey": 0.5, "passkey": 0.18},
-    samples={"add2": 0.2, "add3": 0.2, "json": 0.2, "image": 0.25, "general": 0.15},
-)
+from train.stream import RECALL
+from train.target import Trainer, forward, load_checkpoint
 
 
 def copy_window(trainer: Trainer) -> None:
@@ -39,16 +32,6 @@ def copy_window(trainer: Trainer) -> None:
             masters[name + "compressor.wkv.weight"].copy_(masters[name + "wkv.weight"])
             masters[name + "compressor.norm.weight"].copy_(masters[name + "kv_norm.weight"])
     trainer.masters.write()
-
-
-def load_target(trainer: Trainer, directory: Path) -> None:
-    """Start from the stored values of a checkpoint, drafter included."""
-    stored = dict(load_reference(Checkpoint(directory), trainer.model.classes.tolist()).named_parameters())
-    with torch.no_grad():
-        for name, parameter in trainer.model.named_parameters():
-            parameter.copy_(stored[name])
-            if name in trainer.masters.masters:
-                trainer.masters.masters[name].copy_(stored[name])
 
 
 def recall(trainer: Trainer, batch: Inputs, digits: Tensor) -> float:
@@ -75,7 +58,7 @@ def main() -> None:
     arguments = parser.parse_args()
     accelerate.install(compiled=False)
     trainer = Trainer(arguments.checkpoint, "cpu", arguments.peak)
-    load_target(trainer, arguments.checkpoint)
+    load_checkpoint(trainer, arguments.checkpoint)
     if arguments.copy_window:
         copy_window(trainer)
     vision = trainer.config.vision

@@ -21,8 +21,12 @@ SHORT = Mixture(
     samples={"add2": 0.15, "add3": 0.13, "json": 0.14, "image": 0.42, "general": 0.16},
 )
 LONG = replace(SHORT, rows={"text": 0.2, "short": 0.3, "multikey": 0.25, "passkey": 0.25})
+RECALL = Mixture(
+    rows={"text": 0.12, "short": 0.3, "multikey": 0.33, "passkey": 0.25},
+    samples={"add2": 0.2, "add3": 0.2, "json": 0.25, "image": 0.2, "general": 0.15},
+)
 REPLIES = Mixture(
-    rows={"text": 0.15, "short": 0.7, "multikey": 0.1, "passkey": 0.05},
+    rows={"text": 0.1, "short": 0.6, "multikey": 0.15, "passkey": 0.15},
     samples={"add2": 0.25, "add3": 0.2, "json": 0.25, "image": 0.15, "general": 0.15},
 )
 

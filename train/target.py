@@ -2,10 +2,11 @@
 
     python -m train.target --minutes 9 --from 0 --to 0.5 --state /tmp/state.pt --out OUT
     python -m train.target --minutes 9 --from 0.5 --to 1 --state /tmp/state.pt --out OUT
+    python -m train.target --minutes 4 --schedule recall --checkpoint checkpoints/mini --peak 1e-3 --out OUT
 
-A run takes training from one share of the schedule to another in the given time. It goes on from the state file if
-there is one, else from the compact copy in ``--resume``. It leaves the state file, and in OUT a compact copy (BF16
-masters in four files) and a log.
+A run takes training from one share of the schedule to another in the given time, which begins when everything is
+compiled. It goes on from the state file if there is one, else from the compact copy in ``--resume`` or the stored
+values of ``--checkpoint``. It leaves the state file, and in OUT a compact copy (BF16 masters in four files) and a log.
 """
 
 import argparse
@@ -20,7 +21,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from deepinfer.checkpoint.layout import Storage, tensor_layout
+from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.config.model import ModelConfig
+from deepinfer.reference.loading import load_reference
 from deepinfer.reference.model import ForwardOutput, ReferenceModel
 from deepinfer.text.engram_classes import engram_classes
 from deepinfer.text.tokenizer import Tokenizer
@@ -28,12 +31,15 @@ from train import accelerate
 from train.canvas import Canvas
 from train.digit_images import SIZES
 from train.initial import initialise
-from train.loop import CapturedStep, Inputs, Outputs, Variant, learning_rate, shares
+from train.loop import CapturedStep, Inputs, Outputs, Variant, from_scratch, learning_rate, recall, variants
 from train.masked_attention import index_loss
 from train.masters import Masters, balance, storages
 from train.mini_config import mini_config
 from train.operators import STATE
-from train.stream import LONG, SHORT, STEP_TOKENS, loader, settings
+from train.stream import LONG, RECALL, SHORT, STEP_TOKENS, loader, settings
+
+SCHEDULES = {"scratch": (from_scratch, {1024: SHORT, 4096: LONG}), "recall": (recall, {4096: RECALL})}
+"""Which kinds of steps to take when, and what their rows hold, by the rows' lengths."""
 
 
 def forward(model: ReferenceModel, batch: Inputs, canvas: Canvas) -> ForwardOutput:
@@ -101,14 +107,20 @@ class Trainer:
 
         return step
 
+    def prepare(self, batch: Inputs, variant: Variant) -> None:
+        """Compile and capture a variant's step; the few updates that this takes change no weight."""
+        started = time.time()
+        self.masters.lr.fill_(0.0)
+        self.bias_rate.fill_(0.0)
+        self.captured[variant] = CapturedStep(self.step_function(variant), batch, self.pool, self.device)
+        print(f"captured {variant} in {time.time() - started:.0f} s", flush=True)
+
     def run(self, batch: Inputs, variant: Variant, progress: float) -> Tensor:
         """One step; returns the report: losses, gradient norm, share of weighted targets predicted, load."""
+        if variant not in self.captured:
+            self.prepare(batch, variant)
         self.masters.lr.fill_(learning_rate(progress, self.steps, self.peak))
         self.bias_rate.fill_(3e-3 * (1 - progress))
-        if variant not in self.captured:
-            started = time.time()
-            self.captured[variant] = CapturedStep(self.step_function(variant), batch, self.pool, self.device)
-            print(f"captured {variant} in {time.time() - started:.0f} s", flush=True)
         self.steps += 1
         return self.captured[variant](batch)["report"]
 
@@ -145,21 +157,35 @@ def load_compact(trainer: Trainer, directory: Path) -> None:
     trainer.load({"masters": tensors, "biases": biases, "steps": steps})
 
 
+def load_checkpoint(trainer: Trainer, directory: Path) -> None:
+    """Start from the stored values of a checkpoint, drafter included."""
+    stored = dict(load_reference(Checkpoint(directory), trainer.model.classes.tolist()).named_parameters())
+    with torch.no_grad():
+        for name, parameter in trainer.model.named_parameters():
+            parameter.copy_(stored[name])
+            if name in trainer.masters.masters:
+                trainer.masters.masters[name].copy_(stored[name])
+
+
 def train(trainer: Trainer, arguments: argparse.Namespace) -> None:
     """Steps until the time is over; prints and logs every hundredth."""
-    third = arguments.workers // 3
+    first, last = arguments.start, arguments.to
+    shares, mixtures = SCHEDULES[arguments.schedule]
+    needed = variants(shares, first, last)
+    lengths = {variant.tokens for variant in needed}
     streams = {
         tokens: loader(
-            settings(arguments.data, arguments.tokenizer, trainer.config.vision, tokens, mixture),
-            1000 * trainer.steps + tokens,
-            workers,
+            settings(arguments.data, arguments.tokenizer, trainer.config.vision, tokens, mixtures[tokens]),
+            1000 * (trainer.steps + arguments.seed) + tokens,
+            arguments.workers // len(lengths),
             trainer.device != "cpu",
         )
-        for tokens, mixture, workers in ((1024, SHORT, arguments.workers - third), (4096, LONG, third))
+        for tokens in lengths
     }
+    for variant in needed:
+        trainer.prepare(next(streams[variant.tokens]), variant)
     rng = random.Random(trainer.steps)
     started, log = time.time(), (arguments.out / "log.jsonl").open("a")
-    first, last = arguments.start, arguments.to
     mark, marked = started, trainer.steps
     while (passed := (time.time() - started) / (60 * arguments.minutes)) < 1:
         progress = first + (last - first) * passed
@@ -186,6 +212,9 @@ def main() -> None:
     parser.add_argument("--to", type=float, default=1.0)
     parser.add_argument("--state", type=Path, default=Path("train/runs/state.pt"))
     parser.add_argument("--resume", type=Path, help="directory of a compact copy")
+    parser.add_argument("--checkpoint", type=Path, help="checkpoint whose stored values to start from")
+    parser.add_argument("--schedule", choices=list(SCHEDULES), default="scratch")
+    parser.add_argument("--seed", type=int, default=0, help="of the batches")
     parser.add_argument("--out", type=Path, default=Path("train/runs"))
     parser.add_argument("--data", type=Path, default=Path("train/data"))
     parser.add_argument("--tokenizer", type=Path, default=Path("checkpoints/mini"))
@@ -202,6 +231,8 @@ def main() -> None:
         trainer.load(torch.load(arguments.state, map_location=arguments.device, weights_only=True))
     elif arguments.resume:
         load_compact(trainer, arguments.resume)
+    elif arguments.checkpoint:
+        load_checkpoint(trainer, arguments.checkpoint)
     train(trainer, arguments)
     arguments.state.parent.mkdir(parents=True, exist_ok=True)
     torch.save(trainer.state(), arguments.state)

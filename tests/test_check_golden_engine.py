@@ -26,6 +26,7 @@ from golden_check.ties import Nudge, near_ties, other_side, run_nudged
 
 from deepinfer.checkpoint.formats import window_fp8
 from deepinfer.core.plan import Plan
+from deepinfer.core.sampled import Sampled
 from deepinfer.engine import model_runner
 from deepinfer.model import attention, compression, model, selection, window
 from deepinfer.ops import indexer
@@ -104,7 +105,7 @@ def test_a_batch_is_mixed(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None
     plans: list[Plan] = []
     original = model_runner.ModelRunner.run
 
-    def run(self: model_runner.ModelRunner, plan: Plan) -> Tensor:
+    def run(self: model_runner.ModelRunner, plan: Plan) -> Sampled:
         plans.append(plan)
         return original(self, plan)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from scheduler_fakes import FakePages, make_scheduler, request
-from torch import Tensor
 
 from deepinfer.core.plan import Plan
+from deepinfer.core.sampled import Sampled
 from deepinfer.engine.loop import Runner, run_ahead, run_plain
 from deepinfer.engine.scheduler import Job, Scheduler
 
@@ -24,12 +24,12 @@ class Counter:
         self.plans: list[Plan] = []
         self.threads: set[int] = set()
 
-    def run(self, plan: Plan) -> Tensor:
+    def run(self, plan: Plan) -> Sampled:
         self.threads.add(threading.get_ident())
         self.plans.append(plan)
         if plan.number in self.raises:
             raise self.raises[plan.number]
-        return torch.tensor([span.end for span in plan.spans if span.sample], dtype=torch.int64)
+        return Sampled(torch.tensor([span.end for span in plan.spans if span.sample], dtype=torch.int64))
 
 
 class Record:
@@ -97,7 +97,7 @@ def test_one_step_is_planned_while_another_runs() -> None:
         return made
 
     class Waiting(Counter):
-        def run(self, plan: Plan) -> Tensor:
+        def run(self, plan: Plan) -> Sampled:
             assert planned.wait(20), "nothing was planned meanwhile"
             return super().run(plan)
 
@@ -138,8 +138,8 @@ def test_a_step_that_raises_loses_its_own_requests_only(loop: Loop, broken: int)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_runner_that_returns_too_few_tokens_fails_the_step(loop: Loop) -> None:
     class Short(Counter):
-        def run(self, plan: Plan) -> Tensor:
-            return super().run(plan)[1:]
+        def run(self, plan: Plan) -> Sampled:
+            return Sampled(super().run(plan).tokens[1:])
 
     record = Record((3, 4), (5, 4))
     loop(record.scheduler, Short(), record.landed)

@@ -14,11 +14,11 @@ import pytest
 import torch
 from llm_tools import AGREE, Oracle, alike, caches_of, check_at_rest, parts, texts, tokens
 from PIL import Image
-from torch import Tensor
 
 from deepinfer import LLM, EngineError, RequestOutput, SamplingParams
 from deepinfer.cache.manager import KVManager
 from deepinfer.core.plan import Plan
+from deepinfer.core.sampled import Sampled
 from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.progress import Progress
 from deepinfer.engine.scheduler import Scheduler
@@ -46,7 +46,7 @@ class Fault:
         self.steps = 0
         run = ModelRunner.run
 
-        def broken(runner: ModelRunner, plan: Plan) -> Tensor:
+        def broken(runner: ModelRunner, plan: Plan) -> Sampled:
             self.steps += 1
             if self.steps != step + 1:
                 return run(runner, plan)

@@ -16,7 +16,8 @@ from deepinfer.core.plan import PageLoad, Plan, Span
 from deepinfer.core.request import TEXT, Request
 from deepinfer.core.sampling_params import SamplingParams
 from deepinfer.engine.model_runner import ModelRunner
-from deepinfer.sampling.sampler import Draw, sample
+from deepinfer.sampling.random import Purpose, uniform
+from deepinfer.sampling.sampler import pick
 
 
 def request(ids: Sequence[int], params: SamplingParams | None = None, seed: int = 0) -> Request:
@@ -71,7 +72,7 @@ def generate(
                 left = len(state.ids) - state.done
                 decodes = left <= 0 or (left == 1 and bool(made[number]))
                 spans.append(state.span(number, 1 if decodes else min(chunk, left), decodes and on_device))
-        tokens = runner.run(Plan(step, tuple(spans), new)).tolist()
+        tokens = runner.run(Plan(step, tuple(spans), new)).tokens.tolist()
         for span in spans:
             running[span.request_id].done = span.end
         for span, token in zip([span for span in spans if span.sample], tokens, strict=True):
@@ -140,7 +141,7 @@ class TestSampling:
             runner.admit(number, request(prompt, params, seed + number))
             spans.append(Span(number, 1 - number, 0, len(prompt), tuple(prompt), 0, 0, 0, 0, True))
         spans.reverse()
-        tokens = runner.run(Plan(0, tuple(spans), {0: (3, 1), 1: (5,)})).tolist()
+        tokens = runner.run(Plan(0, tuple(spans), {0: (3, 1), 1: (5,)})).tokens.tolist()
         assert runner._caches.newest.tolist() == tokens  # slot 0 holds the longer prompt, which comes first
         with torch.inference_mode():
             logits = [self.rig.reference(torch.tensor([ids[span.request_id]])).logits[0, -1] for span in spans]
@@ -148,7 +149,8 @@ class TestSampling:
 
     def test_draws_are_counted_by_seed_and_position(self) -> None:
         tokens, logits = self.run(SamplingParams(temperature=0.8), seed=11)
-        assert tokens == sample(logits, [Draw(0.8, 12, 9), Draw(0.8, 11, 4)])
+        numbers = torch.from_numpy(uniform([12, 11], [9, 4], Purpose.SAMPLE))
+        assert tokens == pick(logits / 0.8, numbers).tolist()
 
     def test_ids_beyond_the_tokenizer_are_never_sampled(self) -> None:
         _, logits = self.run(SamplingParams(temperature=0))
@@ -160,7 +162,7 @@ class TestSampling:
         rig = rig_of("all parts")
         marker = rig.model.config.image_token_id
         runner = ModelRunner(rig.model, Caches(rig.model.config, 8, 1, 8), marker + 1)
-        assert runner._forbidden.tolist() == [token >= marker for token in range(rig.model.config.vocab_size)]
+        assert runner.sampler._forbidden.tolist() == [token >= marker for token in range(rig.model.config.vocab_size)]
 
 
 class TestPages:
@@ -171,7 +173,7 @@ class TestPages:
 
     def test_lists_of_pages_reach_their_slots(self) -> None:
         runner = self.runner()
-        assert runner.run(Plan(0, (), {2: (4, 1, 3), 0: (5,)})).tolist() == []
+        assert runner.run(Plan(0, (), {2: (4, 1, 3), 0: (5,)})).tokens.tolist() == []
         assert runner._caches.page_table[2, :3].tolist() == [4, 1, 3]
         assert runner._caches.page_table[0, 0] == 5
         runner.run(Plan(1, (), {2: (4, 1)}))
@@ -184,12 +186,12 @@ class TestPages:
         for runner in (writer, reader):
             runner.admit(0, request(ids))
         cold = Span(0, 0, 0, 9, tuple(ids), 0, 0, 0, 0, True)
-        expected = writer.run(Plan(0, (cold,), {0: (0, 1, 2)})).tolist()
+        expected = writer.run(Plan(0, (cold,), {0: (0, 1, 2)})).tokens.tolist()
         data = writer._caches.read_pages([0, 1])
         loads = tuple(PageLoad(page, part) for page, part in zip((5, 3), data, strict=True))
         # All rows are run again but nothing is written before position 8: the entries come from the loads.
         warm = Span(0, 1, 0, 9, tuple(ids), 8, 0, 0, 0, True)
-        assert reader.run(Plan(0, (warm,), {1: (5, 3, 4)}, loads)).tolist() == expected
+        assert reader.run(Plan(0, (warm,), {1: (5, 3, 4)}, loads)).tokens.tolist() == expected
         assert reader._caches.read_pages([5, 3]) == data
 
 

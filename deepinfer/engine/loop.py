@@ -5,17 +5,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from torch import Tensor
-
 from deepinfer.core.plan import Plan
+from deepinfer.core.sampled import Sampled
 from deepinfer.engine.scheduler import Job, Scheduler
 
 
 class Runner(Protocol):
     """Carries plans out, in their order; `ModelRunner` is one."""
 
-    def run(self, plan: Plan) -> Tensor:
-        """The next token of every span to be sampled, in their order: int64 [S]."""
+    def run(self, plan: Plan) -> Sampled:
+        """The next token of every span to be sampled, in their order."""
 
 
 OnStep = Callable[[Plan, Sequence[Job]], None]
@@ -34,7 +33,7 @@ def run_ahead(scheduler: Scheduler, runner: Runner, on_step: OnStep) -> None:
     Newest tokens stay on the device, so the plan does not need them; what a step computes for a request that turns out
     to have ended with the one before is dropped by the scheduler.
     """
-    flying: deque[tuple[Plan, Future[Tensor]]] = deque()
+    flying: deque[tuple[Plan, Future[Sampled]]] = deque()
     with ThreadPoolExecutor(1, "deepinfer-runner") as worker:
         try:
             while True:
@@ -52,9 +51,9 @@ def run_ahead(scheduler: Scheduler, runner: Runner, on_step: OnStep) -> None:
             raise
 
 
-def _run(runner: Runner, plan: Plan) -> Future[Tensor]:
+def _run(runner: Runner, plan: Plan) -> Future[Sampled]:
     """What a plan gave, or the exception that it raised, as a settled future."""
-    result: Future[Tensor] = Future()
+    result: Future[Sampled] = Future()
     try:
         result.set_result(runner.run(plan))
     except BaseException as error:
@@ -62,14 +61,14 @@ def _run(runner: Runner, plan: Plan) -> Future[Tensor]:
     return result
 
 
-def _land(scheduler: Scheduler, plan: Plan, result: Future[Tensor]) -> list[Job]:
+def _land(scheduler: Scheduler, plan: Plan, result: Future[Sampled]) -> list[Job]:
     """Wait for a step and commit it; if it raised, have its requests fail and no others.
 
     An interrupt while it runs or is waited for goes on to the caller, but leaves no step in flight behind either.
     """
     sampled = [span.request_id for span in plan.spans if span.sample]
     try:
-        tokens = dict(zip(sampled, result.result().tolist(), strict=True))
+        tokens = dict(zip(sampled, result.result().tokens.tolist(), strict=True))
     except Exception as error:
         return scheduler.fail(plan.number, error)
     except BaseException as error:

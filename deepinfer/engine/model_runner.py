@@ -11,11 +11,12 @@ from deepinfer.cache.storage import Caches
 from deepinfer.core.batch import Batch, Pictures, Recalled
 from deepinfer.core.plan import Plan, Span
 from deepinfer.core.request import Request
+from deepinfer.core.sampled import Sampled, SampledRow
 from deepinfer.model.batching import Arrangement, arrange
 from deepinfer.model.model import InferenceModel
 from deepinfer.model.pictures import PromptImages, combine
 from deepinfer.model.vision import embed_image
-from deepinfer.sampling.sampler import Draw, choose
+from deepinfer.sampling.sampler import Sampler
 from deepinfer.text.images import ImageInput
 
 
@@ -29,36 +30,39 @@ class ModelRunner:
         """Only ids below `vocabulary` (the tokenizer's size) and not the image marker are ever sampled."""
         self._model, self._caches = model, caches
         config = model.config
-        self._forbidden = torch.arange(config.vocab_size, device=model.device) >= vocabulary
+        forbidden = torch.arange(config.vocab_size, device=model.device) >= vocabulary
         if config.image_token_id is not None:
-            self._forbidden[config.image_token_id] = True
+            forbidden[config.image_token_id] = True
+        self.sampler = Sampler(forbidden)
         self._requests: dict[int, Request] = {}
         self._images: dict[int, PromptImages] = {}
 
     def admit(self, request_id: int, request: Request) -> None:
         """Take note of a request before the first plan that runs it."""
         self._requests[request_id] = request
+        self.sampler.admit(request_id, request)
         if request.images:
             self._images[request_id] = PromptImages(request.token_types, request.images)
 
     def forget(self, request_id: int) -> None:
         """Drop a request that no later plan runs."""
         del self._requests[request_id]
+        self.sampler.forget(request_id)
         self._images.pop(request_id, None)
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> Tensor:
-        """Carry out `plan`; int64 [S] on the device, the next token of every span to be sampled, in their order."""
+    def run(self, plan: Plan) -> Sampled:
+        """Carry out `plan`: the next token of every span to be sampled, in their order."""
         self._caches.write_pages([load.page for load in plan.loads], [cast(bytes, load.data) for load in plan.loads])
         self._map_pages(plan.pages)
         if not plan.spans:
-            return torch.empty(0, dtype=torch.int64, device=self._model.device)
+            return Sampled(torch.empty(0, dtype=torch.int64, device=self._model.device))
         logits = self._model.step(self.batch(plan.spans), self._caches).logits
-        sampled = [span for span in plan.spans if span.sample]
-        tokens = choose(logits.masked_fill_(self._forbidden, -torch.inf), [self._draw(span) for span in sampled])
-        slots = np.array([span.slot for span in sampled], dtype=np.int64)
-        self._caches.newest[self._tensor(slots)] = tokens
-        return tokens
+        rows = [SampledRow(span.request_id, span.slot, span.end) for span in plan.spans if span.sample]
+        sampled = self.sampler.sample(logits, rows)
+        slots = np.array([row.slot for row in rows], dtype=np.int64)
+        self._caches.newest[self._tensor(slots)] = sampled.tokens
+        return sampled
 
     def _map_pages(self, pages: Mapping[int, Sequence[int]]) -> None:
         if not pages:
@@ -128,10 +132,6 @@ class ModelRunner:
             for position in range(max(0, span.first - lookback), span.first)
         ]
         return Recalled(*self._tensor(np.array(found, dtype=np.int64).T)) if found else None
-
-    def _draw(self, span: Span) -> Draw:
-        request = self._requests[span.request_id]
-        return Draw(request.params.temperature, request.seed, span.end)
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._model.device)

@@ -1,8 +1,22 @@
-"""Random numbers without hidden state: a draw is a function of a seed, a position and a purpose."""
+"""Random numbers without hidden state: a draw is a function of a seed, a position and a purpose.
 
+The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): the seed is its
+64-bit key, position and purpose make its 128-bit counter.
+"""
+
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+"""Words of 32 bits, each in a number of 64: so a product of two of them is exact."""
+
+_ROUNDS = 10
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 class Purpose(IntEnum):
@@ -11,13 +25,23 @@ class Purpose(IntEnum):
     SAMPLE = 0
 
 
-def uniform(seed: int, position: int, purpose: Purpose) -> float:
-    """Return a double in [0, 1) from the Philox counter (position, purpose) under the key `seed`.
+def uniform(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose) -> npt.NDArray[np.float64]:
+    """Return float64 [R] in [0, 1), multiples of 2^-53, each a function of its seed, its position and the purpose.
 
-    seed: 0 .. 2^64 - 1. position: index of the drawn token in its sequence, so that neither the batch nor the schedule
-    matters.
+    seeds: 0 .. 2^64 - 1. positions: 0 .. 2^64 - 1, indices of the drawn tokens in their sequences, so that neither the
+    batch nor the schedule matters.
     """
-    # Words of 64 bits by hand: numpy turns a list that holds a number above 2^63 into doubles.
-    counter = np.array([0, position, purpose, 0], dtype=np.uint64)
-    bits = np.random.Philox(key=np.array([seed, 0], dtype=np.uint64), counter=counter)
-    return float(np.random.Generator(bits).random())
+    key, place = np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.uint64)
+    counter = place & _LOW, place >> _HALF, np.full_like(place, int(purpose)), np.zeros_like(place)
+    high, low, _, _ = philox(counter, (key & _LOW, key >> _HALF))
+    return ((high << _HALF | low) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:
+    """Philox4x32-10: four random words of 32 bits for each counter and key."""
+    (a, b, c, d), (first, second) = counter, key
+    for _ in range(_ROUNDS):
+        left, right = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b, c, d = right >> _HALF ^ b ^ first, right & _LOW, left >> _HALF ^ d ^ second, left & _LOW
+        first, second = first + _WEYL[0] & _LOW, second + _WEYL[1] & _LOW
+    return a, b, c, d

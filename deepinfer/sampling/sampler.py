@@ -1,51 +1,77 @@
-"""Greedy and temperature sampling, row by row independent."""
+"""From a step's logits to its tokens: the one owner of all sampling state."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from deepinfer.core.request import Request
+from deepinfer.core.sampled import Sampled, SampledRow, TokenMasks
+from deepinfer.sampling.masks import apply_masks
 from deepinfer.sampling.random import Purpose, uniform
 
 
-@dataclass(frozen=True)
-class Draw:
-    """How one row's token is chosen. temperature: 0 is greedy; seed, position: the counter of its random number."""
+class Sampler:
+    """Draws the tokens of any mix of requests; a row's token does not depend on the other rows.
 
-    temperature: float
-    seed: int
-    position: int
-
-
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Choose one token a row, as `choose`, and bring the ids to the host."""
-    tokens: list[int] = choose(logits, draws).tolist()
-    return tokens
-
-
-def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Choose one token a row, without waiting for the device.
-
-    logits: [rows, vocab], any float dtype; a token at -inf is never chosen.
-    Returns int64 [rows] on the logits' device: the most probable token where the temperature is 0, else a draw from
-    softmax(logits / temperature).
+    `sample` is `adjust` and then `draw`; who verifies drafts calls these two with rows of its own.
     """
-    tokens = torch.argmax(logits, dim=-1)
-    rows = [row for row, draw in enumerate(draws) if draw.temperature > 0]
-    if rows:
-        tokens[rows] = _inverse_cdf(logits[rows], [draws[row] for row in rows])
-    return tokens
+
+    def __init__(self, forbidden: Tensor) -> None:
+        """`forbidden`: bool [vocab] on the device of the logits, the tokens that nobody may draw."""
+        self._forbidden = forbidden
+        self._requests: dict[int, Request] = {}
+
+    def admit(self, request_id: int, request: Request) -> None:
+        """Take note of a request before its first row."""
+        self._requests[request_id] = request
+
+    def forget(self, request_id: int) -> None:
+        """Drop a request that no later row belongs to."""
+        del self._requests[request_id]
+
+    def sample(self, logits: Tensor, rows: Sequence[SampledRow], masks: TokenMasks | None = None) -> Sampled:
+        """Draw a token a row of the FP32 `logits` [S, vocab], which are overwritten; nothing waits for the device."""
+        return Sampled(self.draw(self.adjust(logits, rows, masks), rows))
+
+    def adjust(self, logits: Tensor, rows: Sequence[SampledRow], masks: TokenMasks | None = None) -> Tensor:
+        """The log-weights [S, vocab] by which tokens are drawn, up to a constant a row; -inf: never.
+
+        `logits` FP32 [S, vocab] are overwritten. Rows at temperature 0 stay undivided.
+        """
+        logits.masked_fill_(self._forbidden, -torch.inf)
+        if masks is not None:
+            apply_masks(logits, masks)
+        temperatures = [self._temperature(row) for row in rows]
+        if any(value not in (0, 1) for value in temperatures):
+            divisors = torch.tensor([value or 1 for value in temperatures], dtype=torch.float64, device=logits.device)
+            # The largest log-weight becomes 0 before the division, so that nothing overflows.
+            logits = ((logits - logits.amax(-1, keepdim=True)).double() / divisors[:, None]).float()
+        return logits
+
+    def draw(self, log_weights: Tensor, rows: Sequence[SampledRow], purpose: Purpose = Purpose.SAMPLE) -> Tensor:
+        """int64 [S]: the first of the heaviest tokens at temperature 0, else one drawn in proportion to its weight.
+
+        log_weights: [S, vocab], as `adjust` returns them. The random number is counted by seed, position and purpose.
+        """
+        tokens = torch.argmax(log_weights, dim=-1)
+        drawn = [place for place, row in enumerate(rows) if self._temperature(row) > 0]
+        if drawn:
+            chosen = [rows[place] for place in drawn]
+            seeds = [self._requests[row.request_id].seed for row in chosen]
+            numbers = torch.from_numpy(uniform(seeds, [row.position for row in chosen], purpose))
+            places = torch.tensor(drawn, device=log_weights.device)
+            tokens[places] = pick(log_weights[places], numbers.to(log_weights.device))
+        return tokens
+
+    def _temperature(self, row: SampledRow) -> float:
+        return self._requests[row.request_id].params.temperature
 
 
-def _inverse_cdf(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Take the first token whose cumulative probability exceeds the row's uniform number, in FP64."""
-    temperature = torch.tensor([draw.temperature for draw in draws], dtype=torch.float64, device=logits.device)
-    number = [uniform(draw.seed, draw.position, Purpose.SAMPLE) for draw in draws]
-    shifted = logits.double() - logits.double().amax(dim=-1, keepdim=True)  # before the division: no overflow
-    mass = torch.softmax(shifted / temperature[:, None], dim=-1).cumsum(dim=-1)
+def pick(log_weights: Tensor, numbers: Tensor) -> Tensor:
+    """int64 [R]: the first token whose cumulative share exceeds the row's number, FP64 [R] in [0, 1)."""
+    mass = torch.softmax(log_weights.double(), dim=-1).cumsum(dim=-1)
     total = mass[:, -1:].contiguous()
-    target = torch.tensor(number, dtype=torch.float64, device=logits.device)[:, None] * total
-    chosen = torch.searchsorted(mass, target, right=True)
+    chosen = torch.searchsorted(mass, numbers[:, None] * total, right=True)
     last = torch.searchsorted(mass, total)  # the last token with any mass: rounding may lift a target to the total
     return torch.minimum(chosen, last)[:, 0]

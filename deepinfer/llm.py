@@ -1,7 +1,7 @@
 """The offline API: prompts or conversations in, finished outputs out."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -18,6 +18,7 @@ from deepinfer.engine.progress import Progress
 from deepinfer.engine.statistics import EngineStatistics
 
 OnError = Literal["raise", "return"]
+OnOutput = Callable[[RequestOutput], None]
 Params = SamplingParams | Sequence[SamplingParams] | None
 _Item = TypeVar("_Item")
 
@@ -57,6 +58,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         on_error: OnError = "raise",
+        on_output: OnOutput | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt: text, or token ids that are taken as they are; one prompt or a list of them.
 
@@ -64,9 +66,13 @@ class LLM:
         `RequestError`, before anything runs, that lists every bad prompt and why; with `on_error="return"` the others
         run and the output of a bad one has `finish_reason` "error" and its `error`. So does, in either case, the output
         of a request whose step failed while it ran.
+
+        `on_output` is called in the calling thread with each output as soon as it is there, so that it can be kept
+        before all others are; what it raises ends the call.
         """
         many = _prompt_list(prompts)
-        return self._answer("prompt", many, self._engine.admission.prompt, sampling_params, use_tqdm, on_error)
+        report = _Report(use_tqdm, on_error, on_output)
+        return self._answer("prompt", many, self._engine.admission.prompt, sampling_params, report)
 
     def chat(
         self,
@@ -78,6 +84,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         use_tqdm: bool = True,
         on_error: OnError = "raise",
+        on_output: OnOutput | None = None,
     ) -> list[RequestOutput]:
         """Answer each conversation: a list of messages in OpenAI form, or a list of such lists.
 
@@ -94,7 +101,8 @@ class LLM:
             chosen = {"thinking": modes[index], **options}
             return self._engine.admission.chat(index, conversation, params, chosen)
 
-        return self._answer("conversation", many, admit, sampling_params, use_tqdm, on_error)
+        report = _Report(use_tqdm, on_error, on_output)
+        return self._answer("conversation", many, admit, sampling_params, report)
 
     def _answer(
         self,
@@ -102,12 +110,9 @@ class LLM:
         items: Sequence[_Item],
         admit: Callable[[int, _Item, SamplingParams], Request],
         sampling_params: Params,
-        use_tqdm: bool,
-        on_error: OnError,
+        report: "_Report",
     ) -> list[RequestOutput]:
         """Admit every item, then run the good ones; outputs stand in the order of the items."""
-        if on_error not in ("raise", "return"):
-            raise RequestError(f"on_error is {on_error!r}; it takes 'raise' or 'return'")
         default = SamplingParams() if sampling_params is None else sampling_params
         params = _one_each(default, SamplingParams, len(items), "sampling_params", noun)
         requests: list[Request] = []
@@ -117,12 +122,30 @@ class LLM:
                 requests.append(admit(index, item, params[index]))
             except RequestError as error:
                 errors[index] = error
-        if errors and on_error == "raise":
+        if errors and report.on_error == "raise":
             raise _summary(errors, noun, len(items))
-        with Progress(len(requests), use_tqdm) as progress:
-            outputs = self._engine.run(requests, progress.step)
-        outputs += [RequestOutput.failed(index, error) for index, error in errors.items()]
+        outputs = [RequestOutput.failed(index, error) for index, error in errors.items()]
+        for output in outputs:
+            if report.on_output is not None:
+                report.on_output(output)
+        with Progress(len(requests), report.use_tqdm) as progress:
+            outputs += self._engine.run(requests, progress.step, report.on_output)
         return sorted(outputs, key=lambda output: output.index)
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a caller wants to hear, and when: a progress bar, errors as exceptions, outputs as they come."""
+
+    use_tqdm: bool
+    on_error: OnError
+    on_output: OnOutput | None
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "return"):
+            raise RequestError(f"on_error is {self.on_error!r}; it takes 'raise' or 'return'")
+        if self.on_output is not None and not callable(self.on_output):
+            raise RequestError(f"on_output is {self.on_output!r:.80}; it takes a function of one output, or None")
 
 
 def _engine_config(settings: Mapping[str, Any]) -> EngineConfig:

@@ -35,18 +35,30 @@ class Engine:
         self.admission = Admission(self.config, self.tokenizer, self._chat_format, capacity)
         self.statistics = EngineStatistics(self._parts.scheduler.statistics, self._parts.kv.statistics)
 
-    def run(self, requests: Sequence[Request], on_step: Callable[[list[Running]], None]) -> list[RequestOutput]:
+    def run(
+        self,
+        requests: Sequence[Request],
+        on_step: Callable[[list[Running]], None],
+        on_output: Callable[[RequestOutput], None] | None = None,
+    ) -> list[RequestOutput]:
         """Answer `requests`, in their order; `on_step` gets the sequences that a step extended or lost.
 
+        `on_output` gets each request's output in the step that ends it, so in another order than that of the result.
         A request whose step fails gets an output with an error; no other does. Whatever is raised meanwhile, an
-        interrupt or an error of `on_step`, ends all requests, and the next call finds everything in order.
+        interrupt or an error of a callback, ends all requests, and the next call finds everything in order.
         """
         jobs: dict[int, Job] = {}
+        outputs: dict[int, RequestOutput] = {}
         with self._turn, held_interrupts() as deliver_interrupt:
 
             def landed(plan: Plan, extended: Sequence[Job]) -> None:
                 self.statistics.step(plan, jobs)
                 on_step([job.sequence for job in extended])
+                for job in extended:
+                    if job.sequence.finish_reason is not None:
+                        outputs[job.request_id] = self._output(job)
+                        if on_output is not None:
+                            on_output(outputs[job.request_id])
                 deliver_interrupt()
 
             try:
@@ -56,7 +68,7 @@ class Engine:
                 self._loop(self._parts.scheduler, self._parts.runner, landed)
             finally:
                 self._drop(jobs)
-        return [self._output(job) for job in jobs.values()]
+        return [outputs[request_id] for request_id in jobs]
 
     def close(self) -> None:
         """Copy what is worth keeping to the tiers that survive the process."""

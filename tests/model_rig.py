@@ -20,8 +20,9 @@ from deepinfer.core.plan import Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
 from deepinfer.engine.model_runner import ModelRunner
-from deepinfer.model import attention, compression, reading, window
-from deepinfer.model.loading import load_weights
+from deepinfer.model import attention, compression, drafter, reading, window
+from deepinfer.model.drafter import Anchors, Drafter
+from deepinfer.model.loading import load_drafter, load_weights
 from deepinfer.model.model import InferenceModel, StepOutput
 from deepinfer.reference import attention as reference_attention
 from deepinfer.reference import indexer as reference_indexer
@@ -34,16 +35,18 @@ NEVER = 1 << 40  # a decoder_from that no position reaches
 
 @dataclass(frozen=True)
 class Rig:
-    """The same weights twice."""
+    """The same weights twice. drafter: None where the checkpoint has no draft stages."""
 
     reference: ReferenceModel
     model: InferenceModel
+    drafter: Drafter | None = None
 
 
 def from_checkpoint(directory: Path, classes: Sequence[int] | None, dtype: torch.dtype = torch.float32) -> Rig:
     checkpoint = Checkpoint(directory)
-    model = InferenceModel(checkpoint.config, load_weights(checkpoint, dtype), classes)
-    return Rig(load_reference(checkpoint, classes, dtype), model)
+    config, weights = checkpoint.config, load_weights(checkpoint, dtype)
+    drafting = Drafter(config, load_drafter(checkpoint, dtype), weights) if config.draft_stages else None
+    return Rig(load_reference(checkpoint, classes, dtype), InferenceModel(config, weights, classes), drafting)
 
 
 def random_rig(directory: Path, data: dict[str, Any], seed: int = 0, dtype: torch.dtype = torch.float32) -> Rig:
@@ -81,7 +84,8 @@ def make_smooth(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("window_bytes", "latent_bytes", "index_bytes"):
         monkeypatch.setattr(layout, name, lambda channels: 4 * channels)
-    for module, names in ((window, ["window"]), (compression, ["latent", "index"]), (reading, ["latent", "index"])):
+    both = ["latent", "index"]
+    for module, names in ((window, ["window"]), (drafter, ["window"]), (compression, both), (reading, both)):
         for name in names:
             if hasattr(module, f"pack_{name}"):
                 monkeypatch.setattr(module, f"pack_{name}", pack)
@@ -119,9 +123,9 @@ class Player:
 
     def __init__(
         self, model: InferenceModel, slots: int = 4, page_size: int = 8, pages: int = 64, verify_rows: int = 1,
-        seed: int = 0,
+        seed: int = 0, drafter: Drafter | None = None,
     ) -> None:  # fmt: skip
-        self.model = model
+        self.model, self.drafter = model, drafter
         self.caches = Caches(model.config, pages, slots, page_size, verify_rows, model.device)
         self.random = torch.Generator().manual_seed(seed)
         self.free_pages = torch.randperm(pages, generator=self.random).tolist()
@@ -132,7 +136,7 @@ class Player:
 
     def poison(self) -> None:
         """Any byte may be anywhere, NaN among them; a page table may name any page."""
-        for stored in (*self.caches.latents, *self.caches.index_keys, self.caches.windows):
+        for stored in (*self.caches.latents, *self.caches.index_keys, self.caches.windows, self.caches.drafts):
             stored.copy_(torch.randint(0, 256, stored.shape, generator=self.random, dtype=torch.uint8))
         self.caches.pairs.fill_(torch.nan)
         table, history = self.caches.page_table, self.caches.history
@@ -178,14 +182,24 @@ class Player:
         )  # fmt: skip
 
     @torch.inference_mode()
-    def step(self, counts: Mapping[int, int]) -> StepOutput:
-        """Run `counts[number]` more rows of each request in one step."""
+    def step(self, counts: Mapping[int, int], drafted_from: Sequence[Tensor] | None = None) -> StepOutput:
+        """Run `counts[number]` more rows of each request in one step.
+
+        `drafted_from`: features [T, F] of each request that the drafter reads instead of those that the step gives.
+        """
         spans = [self.span(number, count) for number, count in counts.items()]
         batch = self.runner.batch(spans)
         rows = torch.arange(len(batch.decoder_rows), device=self.model.device)
         output = self.model.step(replace(batch, sample_rows=rows), self.caches, features=True)
         assert output.features is not None
         slots, positions = batch.decoder.slots.tolist(), batch.decoder.positions.tolist()
+        if self.drafter is not None:
+            numbers = {playing.slot: number for number, playing in self.requests.items()}
+            features = output.features
+            if drafted_from is not None:
+                rows = zip(slots, positions, strict=True)
+                features = torch.stack([drafted_from[numbers[slot]][position] for slot, position in rows])
+            self.drafter.remember(features, batch.decoder, self.caches)
         by_slot = {playing.slot: playing for playing in self.requests.values()}
         for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
             by_slot[slot].logits[position] = output.logits[row]
@@ -193,6 +207,17 @@ class Player:
         for number, count in counts.items():
             self.requests[number].done += count
         return output
+
+    def anchors(self, ids: Mapping[int, int]) -> Anchors:
+        """The given tokens as anchors behind what the requests have run."""
+        playing = [self.requests[number] for number in ids]
+        columns = [
+            list(ids.values()),
+            [one.done for one in playing],
+            [one.slot for one in playing],
+            [max(one.floor, one.decoder_from) for one in playing],
+        ]
+        return Anchors(*torch.tensor(columns))
 
     def run(self, number: int, chunk: int) -> Playing:
         """Run a request to its end, alone, in chunks."""

@@ -51,15 +51,12 @@ class Attention:
         """Normed rows [M, H] of the half -> [M, H]. Extends the layer's windows; index layers renew the selections."""
         config, weights = self._config, self._weights
         turns = reach.compressed if self._compressed else reach.plain
-        made = functional.linear(h, weights.inputs)
-        latent = rms_norm(made[:, : config.q_lora_rank], weights.q_norm, config.rms_norm_eps)
-        kv = rms_norm(made[:, config.q_lora_rank :], weights.kv_norm, config.rms_norm_eps)
-        q = functional.linear(latent, weights.wq_b).view(len(h), config.num_attention_heads, config.head_dim)
+        latent, q, kv = attention_inputs(h, weights, config)
         near = extend(caches.windows[self._layer], rotate(kv, turns), reach.half, reach.windows)
         if weights.indexer is not None:
             self._select(h, latent, weights.indexer, reach)
         o = self._attend(rotate(q, turns[:, None]), near, reach)
-        return self._output(rotate(o, turns[:, None].conj()))
+        return attention_output(rotate(o, turns[:, None].conj()), weights)
 
     def _select(self, h: Tensor, latent: Tensor, weights: IndexerWeights, reach: Reach) -> None:
         config, entries = self._config, reach.entries
@@ -89,8 +86,17 @@ class Attention:
             results.append(result.flatten(0, 1))
         return torch.cat(results) if results else q
 
-    def _output(self, o: Tensor) -> Tensor:
-        """Project [M, h, D] head group by head group, then together: [M, H]."""
-        weights = self._weights
-        grouped = o.reshape(len(o), len(weights.wo_a), -1).transpose(0, 1)
-        return functional.linear(torch.bmm(grouped, weights.wo_a).transpose(0, 1).flatten(1), weights.wo_b)
+
+def attention_inputs(h: Tensor, weights: AttentionWeights, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Normed rows [M, H] -> query latents [M, q_lora_rank], queries [M, h, D] and window KV [M, D], not yet rotated."""
+    made = functional.linear(h, weights.inputs)
+    latent = rms_norm(made[:, : config.q_lora_rank], weights.q_norm, config.rms_norm_eps)
+    kv = rms_norm(made[:, config.q_lora_rank :], weights.kv_norm, config.rms_norm_eps)
+    q = functional.linear(latent, weights.wq_b).view(len(h), config.num_attention_heads, config.head_dim)
+    return latent, q, kv
+
+
+def attention_output(o: Tensor, weights: AttentionWeights) -> Tensor:
+    """Project [M, h, D], rotated back, head group by head group, then together: [M, H]."""
+    grouped = o.reshape(len(o), len(weights.wo_a), -1).transpose(0, 1)
+    return functional.linear(torch.bmm(grouped, weights.wo_a).transpose(0, 1).flatten(1), weights.wo_b)

@@ -11,6 +11,7 @@ from deepinfer.model.vision import Affine, VisionBlockWeights, VisionWeights
 from deepinfer.model.weights import (
     AttentionWeights,
     CompressorWeights,
+    DraftWeights,
     EngramWeights,
     ExpertWeights,
     IndexerWeights,
@@ -30,6 +31,13 @@ def load_weights(
     Raises CheckpointError for a tensor that is missing or misshapen.
     """
     return _Loader(checkpoint, dtype, torch.device(device)).model()
+
+
+def load_drafter(
+    checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> DraftWeights:
+    """The drafter's weights, as `load_weights` loads the target's; the checkpoint must have draft stages."""
+    return _Loader(checkpoint, dtype, torch.device(device)).drafter()
 
 
 class _Loader:
@@ -59,13 +67,33 @@ class _Loader:
         )
 
     def layer(self, number: int) -> LayerWeights:
-        prefix = f"layers.{number}."
+        return self.block(f"layers.{number}.", number, self._config.n_routed_experts)
+
+    def block(self, prefix: str, number: int, experts: int) -> LayerWeights:
+        """A layer, or the draft stage that counts as layer `number`."""
         return LayerWeights(
             attention_site=self.site(prefix, "attn"),
             expert_site=self.site(prefix, "ffn"),
             attention=self.attention(f"{prefix}attn.", number),
-            experts=self.experts(f"{prefix}ffn.", self._config.n_routed_experts),
+            experts=self.experts(f"{prefix}ffn.", experts),
             engram=self.engram(f"{prefix}engram.", number) if self._config.has_engram(number) else None,
+        )
+
+    def drafter(self) -> DraftWeights:
+        config = self._config
+        last = f"mtp.{config.draft_stages - 1}."
+        stages = range(config.draft_stages)
+        return DraftWeights(
+            main_proj=self.dense("mtp.0.main_proj.weight"),
+            main_norm=self.wide("mtp.0.main_norm.weight"),
+            stages=tuple(
+                self.block(f"mtp.{n}.", config.num_hidden_layers + n, config.dspark_n_routed_experts) for n in stages
+            ),
+            wkv=self.dense(*(f"mtp.{n}.attn.wkv.weight" for n in stages)),
+            norm=self.wide(f"{last}norm.weight"),
+            markov_embed=self.wide(f"{last}markov_head.embed.weight"),
+            markov_head=self.wide(f"{last}markov_head.head.weight"),
+            confidence=self.wide(f"{last}confidence_head.proj.weight")[0],
         )
 
     def site(self, prefix: str, site: str) -> SiteWeights:

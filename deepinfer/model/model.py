@@ -19,9 +19,10 @@ from deepinfer.model.compression import compress
 from deepinfer.model.experts import mixture
 from deepinfer.model.memory import Memory, engram, look_back
 from deepinfer.model.reading import LiveEntries
-from deepinfer.model.weights import LayerWeights, ModelWeights, SiteWeights
+from deepinfer.model.streams import enter_streams, site_input, site_mix
+from deepinfer.model.weights import LayerWeights, ModelWeights
 from deepinfer.model.window import plan_windows
-from deepinfer.ops.hyper_connections import Mix, coefficients, collapse, expand
+from deepinfer.ops.hyper_connections import collapse, expand
 from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.rope import frequencies, rotations
 from deepinfer.text.images import TEXT
@@ -63,7 +64,7 @@ class InferenceModel:
         for number, layer in enumerate(self.weights.layers):
             if layer.engram is not None and rows.memory is not None:
                 rows = replace(rows, x=engram(rows.x, rows.memory, layer.engram, config))
-            h = self._collapsed(rows.x, rows.p, layer.attention_site)
+            h = site_input(rows.x, rows.p, layer.attention_site, config)
             if number in config.kv_source_layer_ids:
                 compress(h, number, layer.attention, self._compressed, batch, caches, config)
             if number == config.decoder_start:
@@ -89,9 +90,7 @@ class InferenceModel:
             x[batch.pictures.rows] = batch.pictures.cells
         if self.config.engram_layer_ids:
             memory = look_back(batch, caches.history, self._classes, self._pad_class, self.config)
-        x = x[:, None].expand(-1, self.config.hc_mult, -1)
-        p = torch.zeros(x.shape[:2], device=self.device)
-        p[:, 0] = 1
+        x, p = enter_streams(x, self.config)
         return _Rows(x, p, is_image, memory)
 
     def _reach(self, half: Half, caches: Caches) -> Reach:
@@ -101,22 +100,12 @@ class InferenceModel:
     def _layer(self, number: int, rows: "_Rows", h: Tensor, reach: Reach, caches: Caches) -> "_Rows":
         """Both sites of a layer, from the rows and their attention input [M, H]."""
         layer: LayerWeights = self.weights.layers[number]
-        mix = self._mix(rows.x, layer.attention_site)
+        mix = site_mix(rows.x, layer.attention_site, self.config)
         x = expand(self._attention[number](h, reach, caches), rows.x, mix)
-        after = self._mix(x, layer.expert_site)
-        h = self._collapsed(x, mix.pre, layer.expert_site)
+        after = site_mix(x, layer.expert_site, self.config)
+        h = site_input(x, mix.pre, layer.expert_site, self.config)
         y = mixture(h, rows.is_image, self.config.num_experts_per_tok, layer.experts, self.config)
         return replace(rows, x=expand(y, x, after), p=after.pre)
-
-    def _mix(self, x: Tensor, site: SiteWeights) -> Mix:
-        config = self.config
-        return coefficients(
-            x, site.fn, site.base, site.scale, config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters
-        )
-
-    def _collapsed(self, x: Tensor, p: Tensor, site: SiteWeights) -> Tensor:
-        """The normed input [M, H] of a site, collapsed with the pre-mix of the site before."""
-        return rms_norm(collapse(x, p), site.norm, self.config.rms_norm_eps)
 
     def _logits(self, x: Tensor, p: Tensor) -> Tensor:
         hidden = rms_norm(collapse(x, p), self.weights.norm, self.config.rms_norm_eps)

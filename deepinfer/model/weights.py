@@ -113,6 +113,20 @@ class ModelWeights:
         return sum(tensor.nbytes for tensor in tensors(self))
 
 
+@dataclass(frozen=True)
+class DraftWeights:
+    """The drafter; embedding and head are the target's."""
+
+    main_proj: Tensor  # dense [H, drafting target layers * H]
+    main_norm: Tensor  # FP32 [H]
+    stages: tuple[LayerWeights, ...]
+    wkv: Tensor  # dense [stages * D, H], the stages' own, by which context keys are made
+    norm: Tensor  # FP32 [H]
+    markov_embed: Tensor  # FP32 [vocab, r]
+    markov_head: Tensor  # FP32 [vocab, r]
+    confidence: Tensor  # FP32 [H + r]
+
+
 def tensors(weights: object) -> list[Tensor]:
     """Every tensor in a tree of these dataclasses."""
     if isinstance(weights, Tensor):

@@ -34,21 +34,28 @@ def plan_windows(half: Half, window: int, ring: int) -> WindowPlan:
     """Plan for rings of `ring` rows a slot; address `slot * ring + position % ring`."""
     device = half.positions.device
     before = torch.arange(1 - window, 0, device=device)
-    old, exists, kept = [torch.empty(0, window - 1, dtype=torch.int64, device=device)], [], []
+    old, exists = [torch.empty(0, window - 1, dtype=torch.int64, device=device)], []
     for group in half.groups:
         positions = group.firsts[:, None] + before
         old.append(group.slots[:, None] * ring + positions.remainder(ring))
         exists.append(positions >= group.floors[:, None])
-        kept.append(_last_rows(group, ring, device))
     seen = (half.positions - half.lowest + 1).clamp(max=window)
-    rows = torch.cat([*kept, torch.empty(0, dtype=torch.int64, device=device)])
+    kept, places = ring_rows(half, ring)
     return WindowPlan(
         old=torch.cat(old),
         exists=torch.cat([*exists, torch.empty(0, window - 1, dtype=torch.bool, device=device)]),
         seen=tuple(group.view(seen) for group in half.groups),
-        kept=rows,
-        places=half.slots[rows] * ring + half.positions[rows].remainder(ring),
+        kept=kept,
+        places=places,
     )
+
+
+def ring_rows(half: Half, ring: int) -> tuple[Tensor, Tensor]:
+    """The rows of a half that stay in rings of `ring` rows a slot, and their ring addresses: int64 [Y] each."""
+    device = half.positions.device
+    kept = [_last_rows(group, ring, device) for group in half.groups]
+    rows = torch.cat([*kept, torch.empty(0, dtype=torch.int64, device=device)])
+    return rows, half.slots[rows] * ring + half.positions[rows].remainder(ring)
 
 
 def _last_rows(group: Group, ring: int, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 _PROBLEMS_SHOWN = 5
-_DEQUANTIZE = {
+DEQUANTIZE = {
     Storage.FP8_BLOCKS: dequantize_fp8_blocks,
     Storage.FP4_ROWS: dequantize_fp4_rows,
     Storage.FP8_ROWS: dequantize_fp8_rows,
@@ -62,7 +62,7 @@ class Checkpoint:
         stored, scale = self.load_raw(name)
         if scale is None:
             return stored.to(dtype, copy=True)
-        return _DEQUANTIZE[self.layout[name].storage](stored, scale).to(dtype)
+        return DEQUANTIZE[self.layout[name].storage](stored, scale).to(dtype)
 
     def load_stacked(self, names: Sequence[str], dtype: torch.dtype = torch.float32) -> Tensor:
         """Tensors of one shape, such as one matrix of every expert, as [len(names), *shape]."""

@@ -7,6 +7,7 @@ from typing import Any
 from deepinfer.core.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
+LOAD_FORMATS = ("checkpoint", "random")
 _LEAST = {
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
@@ -34,6 +35,9 @@ class EngineConfig:
     prefix_cache: whether requests share the pages of equal beginnings.
     asynchronous: whether a step is planned while the one before it runs.
     dtype: "float32" or "bfloat16", of weights and activations; None: float32 on a CPU, bfloat16 on a GPU.
+    keep_quantized: whether matrices stored in FP8 and FP4 stay so, and the inputs of their products are rounded to FP8;
+        else they are dequantised to `dtype` at loading. None: only on a GPU with bfloat16.
+    load_format: "checkpoint", or "random": random weights of the checkpoint's shape, whose own are not read.
     """
 
     max_num_seqs: int = 32
@@ -47,6 +51,8 @@ class EngineConfig:
     prefix_cache: bool = True
     asynchronous: bool = True
     dtype: str | None = None
+    keep_quantized: bool | None = None
+    load_format: str = "checkpoint"
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -61,6 +67,10 @@ class EngineConfig:
             raise _wrong("page_size", self.page_size, "an even number, so that no pair of tokens straddles two pages")
         if self.disk_cache is not None and not isinstance(self.disk_cache, str | Path):
             raise _wrong("disk_cache", self.disk_cache, "the path of a directory, or None")
+        if not isinstance(self.keep_quantized, bool | None):
+            raise _wrong("keep_quantized", self.keep_quantized, "True, False or None")
+        if self.load_format not in LOAD_FORMATS:
+            raise _wrong("load_format", self.load_format, " or ".join(LOAD_FORMATS))
         if self.dtype is not None and self.dtype not in DTYPES:
             raise _wrong("dtype", self.dtype, f"{' or '.join(DTYPES)}, or None for the device's own")
 

@@ -13,7 +13,8 @@ from deepinfer.cache.identity import cache_identity
 from deepinfer.cache.manager import KVManager
 from deepinfer.cache.storage import Caches
 from deepinfer.cache.tiers import HostTier, Tier
-from deepinfer.checkpoint.reader import Checkpoint
+from deepinfer.checkpoint.random import RandomCheckpoint
+from deepinfer.checkpoint.reader import CONFIG_FILE, Checkpoint
 from deepinfer.config.engine import EngineConfig
 from deepinfer.config.envs import Environment
 from deepinfer.config.model import ModelConfig
@@ -42,23 +43,34 @@ class Parts:
 
 def assemble(directory: Path, environment: Environment, settings: EngineConfig) -> Parts:
     """Load the checkpoint in `directory`; CheckpointError or ConfigError if it or the settings will not do."""
-    checkpoint = Checkpoint(directory)
-    config, device = checkpoint.config, select_device(environment.accelerator)
+    device = select_device(environment.accelerator)
+    checkpoint = _weights(directory, settings, device)
+    config = checkpoint.config
     replay = ReplayPolicy.choose(environment, config)
     limits = _limits(environment, settings)
     tokenizer = Tokenizer.from_file(directory)
     classes = checked_classes(tokenizer, config, str(directory))
-    checkpoint.check()
+    if isinstance(checkpoint, Checkpoint):
+        checkpoint.check()
     dtype = _dtype(settings, device)
-    model = InferenceModel(config, load_weights(checkpoint, dtype, device), classes)
+    keep = settings.keep_quantized
+    if keep is None:
+        keep = device.type != "cpu" and dtype is torch.bfloat16
+    model = InferenceModel(config, load_weights(checkpoint, dtype, device, keep), classes)
     pages = _pages(config, limits.max_num_seqs, settings, device)
     caches = Caches(config, pages, limits.max_num_seqs, settings.page_size, device=device)
     # Behind a cached prefix compact replay computes KV from a shortened window, mode off from the whole prefix.
-    identity = cache_identity(directory, caches.layout, settings.page_size, f"{dtype} {replay.mode}")
+    identity = cache_identity(directory, caches.layout, settings.page_size, f"{dtype} {replay.mode} {keep}")
     kv = KVManager(pages, settings.page_size, identity, caches, _tiers(settings, identity))
     ends = EndRules(config.eos_token_id, config.max_position_embeddings)
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys)
     return Parts(config, tokenizer, ModelRunner(model, caches, tokenizer.vocab_size), kv, scheduler)
+
+
+def _weights(directory: Path, settings: EngineConfig, device: torch.device) -> Checkpoint | RandomCheckpoint:
+    if settings.load_format == "checkpoint":
+        return Checkpoint(directory)
+    return RandomCheckpoint(ModelConfig.from_file(directory / CONFIG_FILE), device)
 
 
 def checked_classes(tokenizer: Tokenizer, config: ModelConfig, where: str) -> list[int]:

@@ -14,6 +14,7 @@ from deepinfer.model.reading import LiveEntries
 from deepinfer.model.selection import Query, Selection, Selector
 from deepinfer.model.weights import AttentionWeights, IndexerWeights
 from deepinfer.model.window import WindowPlan, extend
+from deepinfer.ops.linear import grouped_linear, linear
 from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.rope import rotate
 from deepinfer.ops.sparse_attention import sparse_attention
@@ -61,7 +62,7 @@ class Attention:
     def _select(self, h: Tensor, latent: Tensor, weights: IndexerWeights, reach: Reach) -> None:
         config, entries = self._config, reach.entries
         assert entries is not None, "an index source reads the compressed KV of a source at or before it"
-        q = functional.linear(latent, weights.wq_b).view(len(h), config.index_n_heads, config.index_head_dim)
+        q = linear(latent, weights.wq_b).view(len(h), config.index_n_heads, config.index_head_dim)
         q = index_mxfp4(rotate(q, reach.compressed[:, None]))
         scale = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
         head_weights = functional.linear(h, weights.weights_proj) * scale
@@ -89,14 +90,14 @@ class Attention:
 
 def attention_inputs(h: Tensor, weights: AttentionWeights, config: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Normed rows [M, H] -> query latents [M, q_lora_rank], queries [M, h, D] and window KV [M, D], not yet rotated."""
-    made = functional.linear(h, weights.inputs)
+    made = linear(h, weights.inputs)
     latent = rms_norm(made[:, : config.q_lora_rank], weights.q_norm, config.rms_norm_eps)
     kv = rms_norm(made[:, config.q_lora_rank :], weights.kv_norm, config.rms_norm_eps)
-    q = functional.linear(latent, weights.wq_b).view(len(h), config.num_attention_heads, config.head_dim)
+    q = linear(latent, weights.wq_b).view(len(h), config.num_attention_heads, config.head_dim)
     return latent, q, kv
 
 
 def attention_output(o: Tensor, weights: AttentionWeights) -> Tensor:
     """Project [M, h, D], rotated back, head group by head group, then together: [M, H]."""
-    grouped = o.reshape(len(o), len(weights.wo_a), -1).transpose(0, 1)
-    return functional.linear(torch.bmm(grouped, weights.wo_a).transpose(0, 1).flatten(1), weights.wo_b)
+    grouped = o.reshape(len(o), len(weights.wo_a), -1)
+    return linear(grouped_linear(grouped, weights.wo_a).flatten(1), weights.wo_b)

@@ -1,11 +1,12 @@
 """Fills the model's weights from a checkpoint."""
 
+import warnings
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.config.model import ModelConfig
 from deepinfer.model.vision import Affine, VisionBlockWeights, VisionWeights
 from deepinfer.model.weights import (
@@ -21,16 +22,36 @@ from deepinfer.model.weights import (
     SiteWeights,
 )
 from deepinfer.ops.engram import EngramHashing
+from deepinfer.ops.experts import Experts, fits, tile_experts
+from deepinfer.ops.linear import Fp8Weight, Weight, fold_blocks, fold_rows, join
+
+
+class Weights(Protocol):
+    """Where tensors come from: a `Checkpoint`, or a `RandomCheckpoint`, whose tensors lie on the device already."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's configuration."""
+
+    def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Tensor `name`, dequantised and rounded to `dtype`."""
+
+    def load_raw(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Tensor `name` as stored, and its scales."""
 
 
 def load_weights(
-    checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    checkpoint: Weights,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    keep_quantized: bool = False,
 ) -> ModelWeights:
-    """The target's weights, dequantised; `dtype` is that of dense weights and of activations, FP32 or BF16.
+    """The target's weights; `dtype` is that of dense weights and of activations, FP32 or BF16.
 
-    Raises CheckpointError for a tensor that is missing or misshapen.
+    `keep_quantized` leaves FP8 and FP4 matrices as stored, in the form that the products take; else they are
+    dequantised. Raises CheckpointError for a tensor that is missing or misshapen.
     """
-    return _Loader(checkpoint, dtype, torch.device(device)).model()
+    return _Loader(checkpoint, dtype, torch.device(device), keep_quantized).model()
 
 
 def load_drafter(
@@ -43,14 +64,31 @@ def load_drafter(
 class _Loader:
     """Reads tensors under a name's prefix, each to its place and dtype."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
+    def __init__(self, checkpoint: Weights, dtype: torch.dtype, device: torch.device, keep: bool) -> None:
+        self._checkpoint, self._dtype, self._device, self._keep = checkpoint, dtype, device, keep
         self._config: ModelConfig = checkpoint.config
 
     def dense(self, *names: str) -> Tensor:
         """Tensors in the dtype of activations, one below the other."""
         parts = [self._checkpoint.load(name, self._dtype) for name in names]
         return (torch.cat(parts) if len(parts) > 1 else parts[0]).to(self._device)
+
+    def matrix(self, *names: str) -> Weight:
+        """Matrices that are stored in FP8, one below the other."""
+        if not self._keep:
+            return self.dense(*names)
+        return join([fold_blocks(*self.stored(name)) for name in names])
+
+    def stored(self, name: str) -> tuple[Tensor, Tensor]:
+        """Codes and scales of a quantised tensor, on the device."""
+        codes, scales = self._checkpoint.load_raw(name)
+        assert scales is not None, f"the layout stores {name} with scales"
+        return codes.to(self._device), scales.to(self._device)
+
+    def product(self, name: str) -> Tensor:
+        """A matrix whose product is FP32: as stored if it is BF16 and weights are kept."""
+        keeps = self._keep and self._checkpoint.load_raw(name)[0].dtype is torch.bfloat16
+        return self._checkpoint.load(name, torch.bfloat16).to(self._device) if keeps else self.wide(name)
 
     def wide(self, *names: str) -> Tensor:
         """Tensors in FP32, one below the other."""
@@ -62,7 +100,7 @@ class _Loader:
             embed=self.dense("embed.weight"),
             layers=tuple(self.layer(number) for number in range(self._config.num_hidden_layers)),
             norm=self.wide("norm.weight"),
-            head=self.wide("head.weight"),
+            head=self.product("head.weight"),
             vision=self.vision() if self._config.vision is not None else None,
         )
 
@@ -108,20 +146,27 @@ class _Loader:
     def attention(self, prefix: str, layer: int) -> AttentionWeights:
         """The attention weights of a layer, with what only source layers have."""
         config = self._config
-        wo_a = self.dense(f"{prefix}wo_a.weight").view(config.o_groups, config.o_lora_rank, -1)
         makes_keys = layer in config.kv_source_layer_ids
         return AttentionWeights(
-            inputs=self.dense(f"{prefix}wq_a.weight", f"{prefix}wkv.weight"),
+            inputs=self.matrix(f"{prefix}wq_a.weight", f"{prefix}wkv.weight"),
             q_norm=self.wide(f"{prefix}q_norm.weight"),
             kv_norm=self.wide(f"{prefix}kv_norm.weight"),
-            wq_b=self.dense(f"{prefix}wq_b.weight"),
+            wq_b=self.matrix(f"{prefix}wq_b.weight"),
             sink=self.wide(f"{prefix}attn_sink"),
-            wo_a=wo_a.transpose(1, 2).contiguous(),
-            wo_b=self.dense(f"{prefix}wo_b.weight"),
+            wo_a=self.output_groups(f"{prefix}wo_a.weight"),
+            wo_b=self.matrix(f"{prefix}wo_b.weight"),
             compressor=self.compressor(f"{prefix}compressor.", config.ratio(layer)) if makes_keys else None,
             index_keys=self.index_keys(f"{prefix}indexer.") if makes_keys else None,
             indexer=self.indexer(f"{prefix}indexer.") if layer in config.index_source_layer_ids else None,
         )
+
+    def output_groups(self, name: str) -> Weight:
+        """The first output projection, a matrix a group, as `grouped_linear` takes it."""
+        groups, matrix = self._config.o_groups, self.matrix(name)
+        if isinstance(matrix, Fp8Weight):
+            columns = matrix.shape[1]
+            return Fp8Weight(matrix.codes.view(groups, -1, columns), matrix.scales.view(groups, -1))
+        return matrix.view(groups, self._config.o_lora_rank, -1).transpose(1, 2).contiguous()
 
     def compressor(self, prefix: str, ratio: int) -> CompressorWeights:
         names = ("wkv", "wgate")[:ratio]
@@ -133,19 +178,33 @@ class _Loader:
         return IndexKeyWeights(self.dense(f"{prefix}wk.weight"), self.wide(f"{prefix}k_norm.weight"))
 
     def indexer(self, prefix: str) -> IndexerWeights:
-        return IndexerWeights(self.dense(f"{prefix}wq_b.weight"), self.dense(f"{prefix}weights_proj.weight"))
+        return IndexerWeights(self.matrix(f"{prefix}wq_b.weight"), self.dense(f"{prefix}weights_proj.weight"))
 
     def experts(self, prefix: str, count: int) -> ExpertWeights:
         routed = [f"{prefix}experts.{expert}." for expert in range(count)]
         return ExpertWeights(
-            gate=self.wide(f"{prefix}gate.weight"),
+            gate=self.product(f"{prefix}gate.weight"),
             bias=self.wide(f"{prefix}gate.bias"),
             image_bias=self.wide(f"{prefix}gate.bias_vl"),
-            w13=self.stacked(routed, "w1.weight", "w3.weight"),
-            w2=self.stacked(routed, "w2.weight"),
-            shared_w13=self.dense(f"{prefix}shared_experts.w1.weight", f"{prefix}shared_experts.w3.weight"),
-            shared_w2=self.dense(f"{prefix}shared_experts.w2.weight"),
+            w13=self.experts_of(routed, "w1.weight", "w3.weight"),
+            w2=self.experts_of(routed, "w2.weight"),
+            shared_w13=self.matrix(f"{prefix}shared_experts.w1.weight", f"{prefix}shared_experts.w3.weight"),
+            shared_w2=self.matrix(f"{prefix}shared_experts.w2.weight"),
         )
+
+    def experts_of(self, prefixes: Sequence[str], *names: str) -> Experts:
+        """For every expert the tensors `names` below each other, in the form that `routed_experts` takes."""
+        if not self._keep:
+            return self.stacked(prefixes, *names)
+        parts = [[self._checkpoint.load_raw(prefix + name) for name in names] for prefix in prefixes]
+        codes = torch.stack([torch.cat([part[0] for part in expert]) for expert in parts]).to(self._device)
+        scales = torch.stack([torch.cat([_bytes(part[1]) for part in expert]) for expert in parts]).to(self._device)
+        if not fits(codes.shape[1], 2 * codes.shape[2]):
+            return fold_rows(codes, scales)
+        experts, rounded = tile_experts(codes, scales, paired=len(names) == 2)
+        if rounded:
+            warnings.warn(f"{prefixes[0]}*: {rounded} blocks have scales far below their row's", stacklevel=2)
+        return experts
 
     def stacked(self, prefixes: Sequence[str], *names: str) -> Tensor:
         """For every prefix the tensors `names` below each other: [len(prefixes), ...], filled one by one."""
@@ -157,13 +216,12 @@ class _Loader:
         return stack
 
     def engram(self, prefix: str, layer: int) -> EngramWeights:
-        codes, scales = self._checkpoint.load_raw(f"{prefix}embed.weight")
-        assert scales is not None, "the layout stores Engram tables with scales"
+        codes, scales = self.stored(f"{prefix}embed.weight")
         index = self._config.engram_layer_ids.index(layer)
         return EngramWeights(
-            codes=codes.view(torch.uint8).to(self._device),
-            scales=scales.view(torch.uint8).to(self._device),
-            wkv=self.dense(f"{prefix}wkv.weight"),
+            codes=codes.view(torch.uint8),
+            scales=scales.view(torch.uint8),
+            wkv=self.matrix(f"{prefix}wkv.weight"),
             qk=self.wide(f"{prefix}q_weight") * self.wide(f"{prefix}k_weight"),
             hashing=EngramHashing.from_config(self._config)[index].to(self._device),
         )
@@ -195,3 +253,8 @@ class _Loader:
 
     def affine(self, name: str) -> Affine:
         return Affine(self.dense(f"{name}.weight"), self.dense(f"{name}.bias"))
+
+
+def _bytes(scales: Tensor | None) -> Tensor:
+    assert scales is not None, "the layout stores experts with scales"
+    return scales.view(torch.uint8)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from deepinfer.checkpoint.formats import dequantize_fp8_rows
 from deepinfer.config.model import ModelConfig
@@ -12,6 +11,7 @@ from deepinfer.core.batch import Batch, Group
 from deepinfer.model.weights import EngramWeights
 from deepinfer.ops.cache_rows import load_rows
 from deepinfer.ops.engram import lookback, remember, row_ids
+from deepinfer.ops.linear import linear
 
 
 @dataclass(frozen=True)
@@ -71,5 +71,5 @@ def engram(x: Tensor, memory: Memory, weights: EngramWeights, config: ModelConfi
     codes = weights.codes.index_select(0, rows.flatten()).view(torch.float8_e4m3fn)
     scales = weights.scales.index_select(0, rows.flatten()).view(torch.float8_e8m0fnu)
     read = dequantize_fp8_rows(codes, scales).view(len(x), -1)
-    kv = functional.linear(read.to(x.dtype), weights.wkv)
+    kv = linear(read.to(x.dtype), weights.wkv)
     return remember(x, kv, weights.qk, memory.is_text, config.rms_norm_eps)

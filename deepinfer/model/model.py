@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from deepinfer.cache.storage import Caches
 from deepinfer.config.model import ModelConfig
@@ -23,6 +22,7 @@ from deepinfer.model.streams import enter_streams, site_input, site_mix
 from deepinfer.model.weights import LayerWeights, ModelWeights
 from deepinfer.model.window import plan_windows
 from deepinfer.ops.hyper_connections import collapse, expand
+from deepinfer.ops.linear import wide_linear
 from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.rope import frequencies, rotations
 from deepinfer.text.images import TEXT
@@ -109,7 +109,7 @@ class InferenceModel:
 
     def _logits(self, x: Tensor, p: Tensor) -> Tensor:
         hidden = rms_norm(collapse(x, p), self.weights.norm, self.config.rms_norm_eps)
-        return functional.linear(hidden.float(), self.weights.head)
+        return wide_linear(hidden, self.weights.head)
 
 
 @dataclass(frozen=True)

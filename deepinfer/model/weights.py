@@ -1,7 +1,8 @@
 """The weights of the inference model, as the operators take them. Written once at loading, then only read.
 
 Letters in shapes: H hidden size, S streams, D head dim, h heads, E experts, I expert width. "Dense" weights have the
-dtype of the activations (FP32 or BF16); the rest is FP32, whatever the activations are.
+dtype of the activations (FP32 or BF16); a "matrix" is dense as well, or quantised if weights are kept as stored. The
+rest is FP32, whatever the activations are; "wide" is FP32, or BF16 if weights are kept and were stored so.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from deepinfer.model.vision import VisionWeights
 from deepinfer.ops.engram import EngramHashing
+from deepinfer.ops.experts import Experts
+from deepinfer.ops.linear import Weight
 
 
 @dataclass(frozen=True)
@@ -40,23 +43,23 @@ class IndexKeyWeights:
 
 @dataclass(frozen=True)
 class IndexerWeights:
-    """Makes index queries and the weights of their heads; dense."""
+    """Makes index queries and the weights of their heads."""
 
-    wq_b: Tensor  # [index heads * index head dim, q_lora_rank]
-    weights_proj: Tensor  # [index heads, H]
+    wq_b: Weight  # matrix [index heads * index head dim, q_lora_rank]
+    weights_proj: Tensor  # dense [index heads, H]
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
     """One layer's attention."""
 
-    inputs: Tensor  # dense [q_lora_rank + D, H]: query latent, then window KV
+    inputs: Weight  # matrix [q_lora_rank + D, H]: query latent, then window KV
     q_norm: Tensor  # FP32 [q_lora_rank]
     kv_norm: Tensor  # FP32 [D]
-    wq_b: Tensor  # dense [h * D, q_lora_rank]
+    wq_b: Weight  # matrix [h * D, q_lora_rank]
     sink: Tensor  # FP32 [h]
-    wo_a: Tensor  # dense [groups, h / groups * D, rank], ready for a batched product
-    wo_b: Tensor  # dense [H, groups * rank]
+    wo_a: Weight  # groups of matrices, as `grouped_linear` takes them: rank x (h / groups * D)
+    wo_b: Weight  # matrix [H, groups * rank]
     compressor: CompressorWeights | None  # in KV sources
     index_keys: IndexKeyWeights | None  # in KV sources
     indexer: IndexerWeights | None  # in index sources
@@ -66,13 +69,13 @@ class AttentionWeights:
 class ExpertWeights:
     """One layer's mixture of experts."""
 
-    gate: Tensor  # FP32 [E, H]
+    gate: Tensor  # wide [E, H]
     bias: Tensor  # FP32 [E], for text
     image_bias: Tensor  # FP32 [E], for image tokens
-    w13: Tensor  # dense [E, 2I, H]: gate, then up
-    w2: Tensor  # dense [E, H, I]
-    shared_w13: Tensor  # dense [2I, H]
-    shared_w2: Tensor  # dense [H, I]
+    w13: Experts  # matrices [E, 2I, H]: gate, then up
+    w2: Experts  # matrices [E, H, I]
+    shared_w13: Weight  # matrix [2I, H]
+    shared_w2: Weight  # matrix [H, I]
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class EngramWeights:
 
     codes: Tensor  # E4M3 bytes, uint8 [rows, C]
     scales: Tensor  # E8M0 bytes, uint8 [rows, C / 32]
-    wkv: Tensor  # dense [(S + 1) * H, sizes * heads * C]
+    wkv: Weight  # matrix [(S + 1) * H, sizes * heads * C]
     qk: Tensor  # FP32 [S, H], query weight times key weight
     hashing: EngramHashing
 
@@ -104,7 +107,7 @@ class ModelWeights:
     embed: Tensor  # dense [vocab, H]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # FP32 [H]
-    head: Tensor  # FP32 [vocab, H]
+    head: Tensor  # wide [vocab, H]
     vision: VisionWeights | None
 
     @property

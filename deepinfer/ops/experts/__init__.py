@@ -5,8 +5,13 @@ activation is FP32 and cast before `w2`. `routed_experts(x [N, H], chosen [N, K]
 w2 [E, H, I], limit) -> [N, H]` multiplies by the routing weight before `w2` and sums the K results in FP32 in the order
 of `chosen`, so a row's result does not depend on its neighbours' choices. `shared_expert` is one expert with weight 1.
 Everything is in the dtype of `x`, weights included.
+
+Weights may also be kept quantised: `Fp8Weight` (see `ops.linear`) or, for the routed experts, `Fp4Experts`, which holds
+FP4 codes in the order a GPU reads them. Then the inputs of both products are rounded to E4M3 with a scale a row, the
+activation is cast to the dtype of `x` before that, and the routing weight multiplies the second product's FP32 sums.
 """
 
 from deepinfer.ops.experts.torch import routed_experts, shared_expert, swiglu
+from deepinfer.ops.experts.weights import Experts, Fp4Experts, fits, tile_experts
 
-__all__ = ["routed_experts", "shared_expert", "swiglu"]
+__all__ = ["Experts", "Fp4Experts", "fits", "routed_experts", "shared_expert", "swiglu", "tile_experts"]

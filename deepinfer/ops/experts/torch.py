@@ -4,6 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from deepinfer.ops.experts.weights import Experts, Fp4Experts
+from deepinfer.ops.linear import Fp8Weight, Weight, linear, quantize_rows
+from deepinfer.ops.linear.torch import fp8_product
+
 
 def swiglu(gate_up: Tensor, limit: float) -> Tensor:
     """[..., 2I], gate then up, of any float dtype -> FP32 [..., I]."""
@@ -12,12 +16,12 @@ def swiglu(gate_up: Tensor, limit: float) -> Tensor:
     return functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
 
 
-def shared_expert(x: Tensor, w13: Tensor, w2: Tensor, limit: float) -> Tensor:
+def shared_expert(x: Tensor, w13: Weight, w2: Weight, limit: float) -> Tensor:
     """x [N, H], w13 [2I, H], w2 [H, I] -> [N, H]."""
-    return functional.linear(swiglu(functional.linear(x, w13), limit).to(x.dtype), w2)
+    return linear(swiglu(linear(x, w13), limit).to(x.dtype), w2)
 
 
-def routed_experts(x: Tensor, chosen: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, limit: float) -> Tensor:
+def routed_experts(x: Tensor, chosen: Tensor, weights: Tensor, w13: Experts, w2: Experts, limit: float) -> Tensor:
     """x [N, H], chosen int64 [N, K], weights FP32 [N, K], w13 [E, 2I, H], w2 [E, H, I] -> [N, H].
 
     Visits are sorted by expert, so that each used expert is one product.
@@ -25,19 +29,34 @@ def routed_experts(x: Tensor, chosen: Tensor, weights: Tensor, w13: Tensor, w2: 
     rows, count = chosen.shape
     order = chosen.flatten().argsort(stable=True)
     visits = chosen.flatten().bincount(minlength=len(w13)).tolist()
-    gate_up = _grouped(x[order // count], w13, visits)
-    inner = (swiglu(gate_up, limit) * weights.flatten()[order, None]).to(x.dtype)
+    routing = weights.flatten()[order, None]
+    activated = swiglu(_grouped(x[order // count], w13, visits), limit)
     results = torch.empty(rows * count, x.shape[1], dtype=x.dtype, device=x.device)
-    results[order] = _grouped(inner, w2, visits)
+    if isinstance(w2, Tensor):
+        results[order] = _grouped((activated * routing).to(x.dtype), w2, visits)
+    else:
+        results[order] = _grouped(activated.to(x.dtype), w2, visits, routing)
     return results.view(rows, count, x.shape[1]).sum(1, dtype=torch.float32).to(x.dtype)
 
 
-def _grouped(x: Tensor, weight: Tensor, visits: list[int]) -> Tensor:
-    """Rows x [A, in], sorted by expert, times each expert's weight [E, out, in] -> [A, out]."""
+def _grouped(x: Tensor, weight: Experts, visits: list[int], routing: Tensor | None = None) -> Tensor:
+    """Rows x [A, in], sorted by expert, times each expert's weight [E, out, in] and a factor a row -> [A, out]."""
     out = torch.empty(len(x), weight.shape[1], dtype=x.dtype, device=x.device)
     end = 0
     for expert, visited in enumerate(visits):
         if visited:
             begin, end = end, end + visited
-            torch.mm(x[begin:end], weight[expert].T, out=out[begin:end])
+            if isinstance(weight, Tensor):
+                torch.mm(x[begin:end], weight[expert].T, out=out[begin:end])
+            else:
+                product = _quantized(x[begin:end], weight, expert)
+                out[begin:end] = product if routing is None else product * routing[begin:end]
     return out
+
+
+def _quantized(x: Tensor, weight: Fp8Weight | Fp4Experts, expert: int) -> Tensor:
+    """x [A, in] -> FP32 [A, out]."""
+    codes, scales = quantize_rows(x)
+    if isinstance(weight, Fp8Weight):
+        return fp8_product(codes, scales, weight[expert])
+    return functional.linear(codes.float(), weight.dequantized(expert)) * scales[:, None]

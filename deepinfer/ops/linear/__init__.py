@@ -1,0 +1,30 @@
+"""Products of rows with a weight matrix, which is dense or kept in FP8.
+
+A weight is a tensor [R, C] in the dtype of the activations, or an `Fp8Weight`: E4M3 codes with one FP32 scale a row of
+the matrix. With such a weight the activations are rounded as well, to E4M3 with one power-of-two scale a row, and the
+product is `sum(codes * codes)` times both scales: no scale is left inside the sum.
+
+Contract.
+`linear(x [..., C], weight [R, C]) -> [..., R]` in the dtype of `x`; sums in FP32 where the weight is FP8.
+`grouped_linear(x [N, G, C], weight) -> [N, G, R]`, each group with a matrix of its own: a tensor [G, C, R], ready for
+a batched product, or an `Fp8Weight` [G, R, C].
+`wide_linear(x [..., C], weight [R, C]) -> FP32 [..., R]`, products and sums in FP32 whatever the two dtypes are.
+`quantize_rows(x [..., C]) -> (E4M3 [..., C], FP32 [...])` is the rounding of activations: the scale is the power of two
+at or above the row's largest magnitude / 448.
+Rows are independent.
+"""
+
+from deepinfer.ops.linear.torch import grouped_linear, linear, quantize_rows, wide_linear
+from deepinfer.ops.linear.weights import Fp8Weight, Weight, fold_blocks, fold_rows, join
+
+__all__ = [
+    "Fp8Weight",
+    "Weight",
+    "fold_blocks",
+    "fold_rows",
+    "grouped_linear",
+    "join",
+    "linear",
+    "quantize_rows",
+    "wide_linear",
+]

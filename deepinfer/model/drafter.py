@@ -24,6 +24,7 @@ from deepinfer.model.window import ring_rows
 from deepinfer.ops.cache_rows import load_rows, store_rows
 from deepinfer.ops.hyper_connections import collapse, expand
 from deepinfer.ops.kv_formats import pack_window, unpack_window
+from deepinfer.ops.linear import wide_linear
 from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.rope import frequencies, rotate, rotations
 from deepinfer.ops.sparse_attention import sparse_attention
@@ -92,7 +93,7 @@ class Drafter:
         for ring, stage in zip(caches.drafts, weights.stages, strict=True):
             x, p = self._stage(x, p, stage, turns, load_rows(ring.flatten(0, 1), seen.addresses, seen.exists), seen)
         hidden = collapse(x, p)
-        logits = functional.linear(rms_norm(hidden, weights.norm, config.rms_norm_eps).float(), self._target.head)
+        logits = wide_linear(rms_norm(hidden, weights.norm, config.rms_norm_eps), self._target.head)
         return Block(*(rows.view(len(anchors.ids), self.block_size, -1) for rows in (hidden, logits)))
 
     def bias(self, previous: Tensor) -> Tensor:

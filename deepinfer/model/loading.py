@@ -55,10 +55,13 @@ def load_weights(
 
 
 def load_drafter(
-    checkpoint: Checkpoint, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    checkpoint: Weights,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    keep_quantized: bool = False,
 ) -> DraftWeights:
     """The drafter's weights, as `load_weights` loads the target's; the checkpoint must have draft stages."""
-    return _Loader(checkpoint, dtype, torch.device(device)).drafter()
+    return _Loader(checkpoint, dtype, torch.device(device), keep_quantized).drafter()
 
 
 class _Loader:

@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,10 +39,14 @@ SUITES = (
 
 
 @torch.inference_mode()
-def check(directory: Path, with_engine: bool = False) -> Report:
-    """Compare everything that `directory` holds. Raises DeepInferError where it is no golden data."""
+def check(directory: Path, with_engine: bool = False, device: str = "cpu") -> Report:
+    """Compare everything that `directory` holds; `device` is the engine's.
+
+    Raises DeepInferError where it is no golden data.
+    """
     golden, report = Golden(directory), Report()
-    for suite in (*SUITES, engine) if with_engine else SUITES:
+    engine_suite = partial(engine, device=torch.device(device))
+    for suite in (*SUITES, engine_suite) if with_engine else SUITES:
         for group in suite(golden):
             report.results += compare(group)
     report.not_compared = golden.unread()
@@ -95,9 +100,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", type=Path, metavar="DIR", help="golden data, such as tests/golden")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--engine", action="store_true", help="run the prompts through the engine, too")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of the engine (default: cpu)")
     options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("error: --device is cuda, but torch finds no GPU; it takes cpu here", file=sys.stderr)
+        return 1
     try:
-        report = check(options.directory, options.engine)
+        report = check(options.directory, options.engine, options.device)
     except DeepInferError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -19,6 +19,7 @@ from golden_check.engine_run import Prompt, Run, run
 from golden_check.engine_ties import EngineGroup, Values, breaking_ties
 from golden_check.target import OUTPUTS, replayed_prompt
 
+CPU = torch.device("cpu")
 CHUNKS = (1, 7, 64, None)  # most rows of a prompt in a step; None: the whole prompt
 
 
@@ -31,10 +32,10 @@ class Case:
     expected: Values
 
 
-def engine(golden: Golden) -> Iterator[Group]:
-    """Whole prompts with mode `off`, bounded replay with `mask` and `compact`."""
+def engine(golden: Golden, device: torch.device = CPU) -> Iterator[Group]:
+    """Whole prompts with mode `off`, bounded replay with `mask` and `compact`, on `device` in FP32."""
     classes = golden.classes if golden.config.engram_layer_ids else None
-    model = InferenceModel(golden.config, load_weights(golden.checkpoint), classes)
+    model = InferenceModel(golden.config, load_weights(golden.checkpoint, device=device), classes)
     whole, replayed = [*_texts(golden), *_pictures(golden)], list(_replayed(golden))
     for mode, cases in (("off", whole), ("mask", replayed), ("compact", replayed)):
         for chunk in CHUNKS if cases else ():

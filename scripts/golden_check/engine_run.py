@@ -63,11 +63,11 @@ class _Recorder:
         return getattr(self.model, name)
 
     def step(self, batch: Batch, caches: Caches) -> StepOutput:
-        every = torch.arange(len(batch.decoder_rows))
+        every = torch.arange(len(batch.decoder_rows), device=self.model.device)
         output = self.model.step(replace(batch, sample_rows=every), caches, features=True)
         assert output.features is not None
         places = zip(batch.decoder.slots.tolist(), batch.decoder.positions.tolist(), strict=True)
-        self.rows |= zip(places, zip(output.logits, output.features, strict=True), strict=True)
+        self.rows |= zip(places, zip(output.logits.cpu(), output.features.cpu(), strict=True), strict=True)
         return replace(output, logits=output.logits[batch.sample_rows])
 
 
@@ -79,7 +79,7 @@ def run(model: InferenceModel, prompts: Sequence[Prompt], mode: str, chunk: int 
     config = model.config
     room = [len(prompt.ids) + NEW_TOKENS for prompt in prompts]
     pages = sum(-(-tokens // PAGE_SIZE) + 1 for tokens in room)
-    caches = Caches(config, pages, len(prompts), PAGE_SIZE)
+    caches = Caches(config, pages, len(prompts), PAGE_SIZE, device=model.device)
     scheduler = Scheduler(
         SchedulerLimits(len(prompts), ROWS_A_STEP, chunk, prefix_hits=False),
         _Starts(mode, 0, iter([prompt.start for prompt in prompts])),

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from model_rig import Player, Rig, error, make_smooth, rig_of, text
 
 from deepinfer.engine import model_runner
-from deepinfer.model.pictures import PromptImages
+from deepinfer.model.pictures import PicturePart, PromptImages, combine
 from deepinfer.model.vision import embed_image
 from deepinfer.text.images import IMAGE, ImageGrid, ImageInput, expand_images
 
@@ -139,3 +140,17 @@ class TestParts:
     def numbered(image: ImageInput) -> torch.Tensor:
         count = image.grid.rows * image.grid.cols
         return 10.0 * count + torch.arange(count)[:, None]
+
+
+def test_a_steps_pictures_lie_where_the_model_does() -> None:
+    """A part may hold markers alone, whose cells were never made on the model's device."""
+    like = torch.empty(1, 8, device="meta", dtype=torch.bfloat16)
+    markers = PicturePart(np.array([0, 2]), torch.empty(0, 0))
+    cells = PicturePart(np.array([1, 1, 3]), torch.empty(2, 8))
+    found = combine([(1, markers), (4, cells)], 8, 8, like)
+    assert {found.types.device.type, found.cells.device.type, found.rows.device.type} == {"meta"}
+    assert found.cells.shape == (2, 8)
+    assert found.cells.dtype == torch.bfloat16
+    on_cpu = combine([(1, markers), (4, cells)], 8, 8, torch.empty(1, 8))
+    assert on_cpu.types.tolist() == [-1, 0, 2, -1, 1, 1, 3, -1]
+    assert on_cpu.rows.tolist() == [4, 5]

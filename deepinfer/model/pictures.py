@@ -64,9 +64,9 @@ def combine(parts: Sequence[tuple[int, PicturePart]], rows: int, hidden: int, li
     for first, part in parts:
         types[first : first + len(part.types)] = part.types
     places = [first + np.flatnonzero(part.types == IMAGE) for first, part in parts]
-    cells = [part.cells.view(-1, hidden) for _, part in parts]
+    cells = [part.cells.view(-1, hidden).to(like) for _, part in parts]
     return Pictures(
         types=torch.from_numpy(types).to(like.device),
-        cells=torch.cat(cells).to(like),
+        cells=torch.cat(cells),
         rows=torch.from_numpy(np.concatenate(places)).to(like.device),
     )

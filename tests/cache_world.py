@@ -68,7 +68,6 @@ class World:
         assert loaded == list(admitted.pages[hit - len(loaded) : hit])
         self._take_over([*admitted.pages[hit:], *loaded])
         if fails and loaded:
-            self.kv.discard(set(loaded))
             self.kv.release(self.number)
             return
         for load in admitted.loads:
@@ -106,13 +105,6 @@ class World:
         """End a request."""
         self.kv.release(number)
         del self.running[number]
-
-    def discard(self, page: int) -> None:
-        """A page turns out to be bad: all its users go, and nobody may get it for its content again."""
-        self.kv.discard([page])
-        self.device[page] = GARBAGE
-        for number in [number for number, request in self.running.items() if page in request.pages]:
-            self.release(number)
 
     def files(self) -> list[Path]:
         """The disk tier's files."""

@@ -20,9 +20,7 @@ STEPS = 15_000
 def random_step(world: World, chance: random.Random) -> None:
     """One event. Texts begin alike, so that prefixes are shared; trouble is rare, so that there is much to lose."""
     number = chance.choice(sorted(world.running)) if world.running else None
-    kind = chance.choices(
-        ["admit", "write", "generate", "release", "discard", "damage", "restart"], [30, 35, 20, 15, 1, 2, 0.3]
-    )[0]
+    kind = chance.choices(["admit", "write", "generate", "release", "damage", "restart"], [30, 35, 20, 15, 2, 0.3])[0]
     if kind == "admit":
         text = chance.choice(["aaaaaa", "aabbaa", "ababab"])[: chance.randint(0, 6)]
         text += "".join(chance.choices("ab", k=chance.randint(1, 5)))
@@ -43,8 +41,6 @@ def random_step(world: World, chance: random.Random) -> None:
             world.generate(number, "".join(chance.choices("ab", k=chance.randint(1, 4))))
         elif kind == "release":
             world.release(number)
-        elif kind == "discard":
-            world.discard(chance.choice(request.pages))
 
 
 @pytest.mark.filterwarnings("ignore:cached page:RuntimeWarning")
@@ -119,11 +115,6 @@ class KVMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         self.world.release(self.some_request(data))
-
-    @precondition(lambda self: self.world.running)
-    @rule(data=st.data())
-    def discard(self, data: st.DataObject) -> None:
-        self.world.discard(data.draw(st.sampled_from(sorted(self.world.held()))))
 
     @precondition(lambda self: self.world.files())
     @rule(data=st.data(), kind=st.sampled_from(["cut", "flip", "remove"]), at=st.integers(0, 200))

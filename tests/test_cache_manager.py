@@ -178,28 +178,6 @@ def test_what_stood_on_another_writers_page_starts_over_when_that_is_evicted() -
     assert admit(kv, 4, "aaaabbbbcccc?").pages[:3] == own
 
 
-def test_discarded_pages_are_not_served() -> None:
-    kv = manager()
-    first = admit(kv, 1, "aaaabbbbcccc")
-    kv.publish(1, "aaaabbbb")
-    kv.discard([first.pages[0]])
-    kv.check_integrity()
-    assert admit(kv, 2, "aaaabbbbcccc").hit_tokens == 0
-    kv.publish(1, "cccc")
-    kv.release(1)
-    kv.check_integrity()
-    assert admit(kv, 3, "aaaabbbbcccc").hit_tokens == 0
-    assert kv.idle_pages == 0
-
-
-def test_discarding_idle_pages_frees_them() -> None:
-    kv = manager()
-    first = serve(kv, 1, "aaaabbbbc")
-    kv.discard(first.pages)
-    kv.check_integrity()
-    assert (kv.idle_pages, kv.available_pages) == (0, 10)
-
-
 def test_a_request_holds_pages_once() -> None:
     kv = manager()
     admit(kv, 1, "aaaab")
@@ -262,12 +240,26 @@ def test_loaded_pages_of_a_failed_step_are_gone_and_the_tier_still_has_them() ->
     kv = manager(3, [HostTier(100)], Device())
     serve(kv, 1, "aaaabbbbc")
     serve(kv, 2, "zzzzyyyyx")
-    failed = admit(kv, 3, "aaaabbbbd")
-    kv.discard({load.page for load in failed.loads})
+    assert len(admit(kv, 3, "aaaabbbbd").loads) == 2
     kv.release(3)
     kv.check_integrity()
     assert kv.idle_pages == 0
     assert len(admit(kv, 4, "aaaabbbbd").loads) == 2
+
+
+def test_pages_that_cannot_be_read_are_only_lost_to_the_tiers() -> None:
+    class Broken(Device):
+        def read_pages(self, pages: Sequence[int]) -> list[bytes]:
+            raise RuntimeError("an ill device")
+
+    kv = manager(3, [HostTier(100)], Broken())
+    serve(kv, 1, "aaaabbbbc")
+    with pytest.warns(RuntimeWarning, match="2 pages could not be copied .* an ill device"):
+        serve(kv, 2, "zzzzyyyyx")
+    kv.check_integrity()
+    with pytest.warns(RuntimeWarning, match="an ill device"):
+        assert admit(kv, 3, "aaaabbbbd").hit_tokens == 0
+    assert kv.statistics.stored_pages == 0
 
 
 def test_a_tier_that_ends_early_says_why() -> None:

@@ -1,6 +1,7 @@
 """The one owner of global KV pages: which request holds which, and what content others may share."""
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+import warnings
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,14 +26,12 @@ class _Holding:
     """The pages of one request, in order; the tree was told of the first `shown` of them.
 
     keys: content of the pages that are or may be shown. node: where the tree goes on.
-    closed: a page of it is not to be trusted, so nothing more is shown.
     """
 
     pages: list[int]
     node: Node
     shown: int
     keys: list[Hashable] = field(default_factory=list)
-    closed: bool = False
 
 
 class KVManager:
@@ -132,20 +131,11 @@ class KVManager:
         if len(keys) % self.page_size or len(holding.keys) + len(keys) > len(holding.pages) * self.page_size:
             raise ValueError(f"request {request_id}: {len(keys)} tokens are not whole pages that it holds")
         holding.keys += keys
-        if not holding.closed:
-            self._show(holding)
+        self._show(holding)
 
     def release(self, request_id: int) -> None:
         """Take back all pages of a request: no step in flight uses them any more."""
         self._pages.release(self._holdings.pop(request_id).pages)
-
-    def discard(self, pages: Collection[int]) -> None:
-        """Never serve these pages again: what they hold is not what it should be."""
-        for holding in self._holdings.values():
-            holding.closed |= not set(pages).isdisjoint(holding.pages)
-        for page in pages:
-            for gone, _ in self._tree.remove(page):
-                self._pages.forget(gone)
 
     def persist(self) -> None:
         """Copy the content of all idle pages to the tiers, as far down as it goes: a disk tier survives a restart."""
@@ -195,10 +185,17 @@ class KVManager:
         self.statistics.evicted_pages += len(gone)
 
     def _store(self, entries: Sequence[tuple[int, bytes]]) -> None:
-        """Copy pages, given with their digests, to the tiers."""
+        """Copy pages, given with their digests, to the tiers; what cannot be read is lost to them alone."""
         missing = [(page, digest) for page, digest in entries if digest not in self._tiers]
         if not self._tiers or self._reader is None or not missing:
             return
-        for (_, digest), data in zip(missing, self._reader.read_pages([page for page, _ in missing]), strict=True):
+        try:
+            found = self._reader.read_pages([page for page, _ in missing])
+        except Exception as error:
+            warnings.warn(
+                f"{len(missing)} pages could not be copied to the cache's tiers: {error}", RuntimeWarning, stacklevel=2
+            )
+            return
+        for (_, digest), data in zip(missing, found, strict=True):
             self._tiers.put(digest, data)
         self.statistics.stored_pages += len(missing)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer.cache import identity
 from deepinfer.cache.identity import cache_identity
 from deepinfer.cache.layout import CacheLayout
+from deepinfer.checkpoint import identity
 from deepinfer.config.model import ModelConfig
 from deepinfer.core.errors import CheckpointError
 

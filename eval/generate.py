@@ -9,6 +9,7 @@ done) or 130 (stopped). eval/score.py judges the samples.
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,8 @@ def sample(options: argparse.Namespace, model: Path, dataset: Dataset) -> tuple[
     with directory.open_rollouts(options.rank, options.world) as journal:
         done, _ = directory.rollouts()
         left = [task for task in mine if task.key not in done or done[task.key].failed]
-        name = options.bench if options.world == 1 else f"{options.bench} rank {options.rank}"
-        with Progress(name, len(mine), len(mine) - len(left), not options.quiet, options.rank) as progress:
-            failed = generate(options, model, left, params, journal, progress) if left else 0
+        before = len(mine) - len(left)
+        failed = generate(options, model, left, params, journal, before) if left else 0
     return directory, failed
 
 
@@ -114,32 +114,33 @@ def generate(
     tasks: Sequence[Task],
     params: SamplingParams,
     journal: Journal,
-    progress: Progress,
+    before: int,
 ) -> int:
-    """Run all tasks as one batch, keep each sample when it is finished, and return how many failed."""
-    settings = {name: getattr(options, name) for name in ("dtype", "max_num_seqs", "cache_bytes")}
-    llm = LLM(model, **settings)
-    failures = 0
+    """Run all tasks as one batch, keep each sample when it is finished, and return how many failed.
 
-    def keep(output: RequestOutput) -> None:
-        nonlocal failures
-        rollout = make_rollout(tasks[output.index], output)
-        journal.append(rollout.as_json())
-        progress.add(rollout)
-        failures += rollout.failed
+    before: samples that this rank has from earlier.
+    """
+    llm = LLM(model, **{name: getattr(options, name) for name in ("dtype", "max_num_seqs", "cache_bytes")})
+    name = options.bench if options.world == 1 else f"{options.bench} rank {options.rank}"
+    with Progress(name, before + len(tasks), before, not options.quiet, options.rank) as progress:
 
-    llm.chat(
-        [make_messages(task.problem, options.prompt) for task in tasks],
-        [SamplingParams(**{**vars(params), "seq_seed": task.seed}) for task in tasks],
-        thinking=not options.no_thinking,
-        reasoning_effort=options.reasoning_effort,
-        use_tqdm=False,
-        on_error="return",
-        on_output=keep,
-    )
+        def keep(output: RequestOutput) -> None:
+            rollout = make_rollout(tasks[output.index], output)
+            journal.append(rollout.as_json())
+            progress.add(rollout)
+
+        llm.chat(
+            [make_messages(task.problem, options.prompt) for task in tasks],
+            [replace(params, seq_seed=task.seed) for task in tasks],
+            thinking=not options.no_thinking,
+            reasoning_effort=options.reasoning_effort,
+            use_tqdm=False,
+            on_error="return",
+            on_output=keep,
+        )
     if not options.quiet:
         print(*llm.statistics.lines(), sep="\n", file=sys.stderr)
-    return failures
+    return progress.failed
 
 
 def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:

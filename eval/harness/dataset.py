@@ -39,7 +39,9 @@ def load_dataset(benchmark: Benchmark, data: str, sha256: str | None = None, que
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise EvalError(f"{path} cannot be read ({error.strerror}); --data takes hub, sample or a JSONL file") from error
+        raise EvalError(
+            f"{path} cannot be read ({error.strerror}); --data takes hub, sample or a JSONL file"
+        ) from error
     found = hashlib.sha256(content).hexdigest()
     expected = sha256 or listed_checksum(path)
     if expected is not None and found != expected.lower():

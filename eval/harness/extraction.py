@@ -9,7 +9,9 @@ _LONGEST = 200  # characters of a box or a line that can hold an answer
 _BARE, _BRACE = re.compile(r"[+-]?\d+"), re.compile(r"\\[\\{}]|[{}]")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _WRAPPER = re.compile(r"\\(?:text|math|f?box|mbox|bm|boldsymbol)(?:bf|it|rm|sf|tt|normal|ed)?\s*\{")
-_UNIT = re.compile(r"\\(?:text|mathrm|mbox|textrm)\s*\{[^{}0-9]*\}|\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\(?:degree|%)|[°%]")
+_UNIT = re.compile(
+    r"\\(?:text|mathrm|mbox|textrm)\s*\{[^{}0-9]*\}|\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\(?:degree|%)|[°%]"
+)
 _WORD = re.compile(r" +(?!hundred|thousand|million|billion|dozen|pi\b)[A-Za-z]{2}[A-Za-z. ]*$")
 _SPACE = re.compile(r"\\[,;: ]|\\(?:quad|qquad|left|right|displaystyle)(?![A-Za-z])|[$~\s]|\{\}")
 _NUMBER = re.compile(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.0*)?")
@@ -20,10 +22,8 @@ _JOINT = r"\s*(?:,|/|;|&|or\b|and\b)\s*\(?[{0}](?![A-Za-z0-9'’])|\s+\(?[{0}]\)
 
 def boxed_integer(text: str) -> int | None:
     """The integer in the last complete `\\boxed{}` of a text; None if there is no box, or no integer in it."""
-    content = None
-    for content in boxes(text):
-        pass
-    return None if content is None else integer(content)
+    contents = list(boxes(text))
+    return integer(contents[-1]) if contents else None
 
 
 def boxes(text: str) -> Iterator[str]:
@@ -90,12 +90,10 @@ def _unwrapped(text: str) -> str:
 def answer_letter(text: str, choices: int = 4) -> str | None:
     """The letter of one of so many choices after the last `ANSWER:` of a text; None for none, or more than one."""
     text = unicodedata.normalize("NFKC", text)
-    last = None
-    for last in _ANSWER.finditer(text):
-        pass
-    if last is None:
+    named = list(_ANSWER.finditer(text))
+    if not named:
         return None
-    line = text[last.end() :].lstrip().partition("\n")[0]
+    line = text[named[-1].end() :].lstrip().partition("\n")[0]
     line = _SPACE.sub(" ", _unwrapped(line[:_LONGEST])).lstrip(" *_`\"'[{(<")
     found = _LETTER.match(line)
     if found is None:

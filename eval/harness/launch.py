@@ -21,8 +21,7 @@ def launch(script: Path, arguments: Sequence[str], ranks: int, environment: Envi
     settings = rank_settings(ranks, environment)
     processes = [
         subprocess.Popen(
-            ["env", *settings[rank], sys.executable, str(script), *arguments]
-            + ["--dp", "1", "--rank", str(rank), "--world", str(ranks)],
+            ["env", *settings[rank], sys.executable, str(script), *arguments, *_place(rank, ranks)],
             stdout=subprocess.DEVNULL,
         )
         for rank in range(ranks)
@@ -39,6 +38,11 @@ def launch(script: Path, arguments: Sequence[str], ranks: int, environment: Envi
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _place(rank: int, ranks: int) -> list[str]:
+    """The options that override the launcher's own: the last one of a name counts."""
+    return ["--dp", "1", "--rank", str(rank), "--world", str(ranks)]
 
 
 def _status(code: int) -> int:

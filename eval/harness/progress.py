@@ -26,7 +26,8 @@ class Progress:
             position=place,
         )
         self._begin = time.perf_counter()
-        self._tokens = self._truncated = self._failed = 0
+        self.failed = 0
+        self._tokens = self._truncated = 0
 
     def __enter__(self) -> "Progress":
         return self
@@ -40,8 +41,8 @@ class Progress:
         """Count one more sample."""
         self._tokens += rollout.completion_tokens
         self._truncated += rollout.finish_reason == "length"
-        self._failed += rollout.failed
+        self.failed += rollout.failed
         speed = self._tokens / (time.perf_counter() - self._begin)
-        more = f"{speed:.0f} tokens/s, {self._truncated} truncated, {self._failed} failed"
+        more = f"{speed:.0f} tokens/s, {self._truncated} truncated, {self.failed} failed"
         self._bar.set_postfix_str(more, refresh=False)
         self._bar.update()

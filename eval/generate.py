@@ -75,7 +75,7 @@ def output_directory(options: argparse.Namespace, model: Path) -> Path:
     tag = options.tag or model.resolve().name + ("-sample" if options.data == "sample" else "")
     if Path(tag).name != tag:
         raise EvalError(f"--tag is {tag!r}; it takes the name of a directory without slashes; --out-dir takes paths")
-    return EVAL / "outputs" / options.bench / tag
+    return EVAL / "outputs" / str(options.bench) / tag
 
 
 def begin(options: argparse.Namespace, model: Path, dataset: Dataset) -> tuple[RunDirectory, SamplingParams, int]:

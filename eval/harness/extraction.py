@@ -13,11 +13,11 @@ _UNIT = re.compile(
     r"\\(?:text|mathrm|mbox|textrm)\s*\{[^{}0-9]*\}|\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\(?:degree|%)|[°%]"
 )
 _WORD = re.compile(r" +(?!hundred|thousand|million|billion|dozen|pi\b)[A-Za-z]{2}[A-Za-z. ]*$")
-_SPACE = re.compile(r"\\[,;: ]|\\(?:quad|qquad|left|right|displaystyle)(?![A-Za-z])|[$~\s]|\{\}")
+_SPACE = re.compile(r"\\[,;: ()\[\]]|\\(?:quad|qquad|left|right|displaystyle)(?![A-Za-z])|[$~\s]|\{\}")
 _NUMBER = re.compile(r"[+-]?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.0*)?")
-_ANSWER = re.compile(r"\banswer\b[\s*_`\"']*:", re.IGNORECASE)
-_LETTER = re.compile(r"(?:(?:option|choice)\s*)?\(?([A-Z])(?![A-Za-z0-9'’])[).:*_`\"'\]}]*", re.IGNORECASE)
-_JOINT = r"\s*(?:,|/|;|&|or\b|and\b)\s*\(?[{0}](?![A-Za-z0-9'’])|\s+\(?[{0}]\)?\s*$"
+NAMED = re.compile(r"(?<![^\W_])answer[\s*_`\"']*:", re.IGNORECASE)
+_LETTER = re.compile(r"(?:(?:option|choice)\s*)?\(?([A-Z])(?![A-Za-z0-9]|['’][A-Za-z])[).:*_`\"'\]}]*", re.IGNORECASE)
+_JOINT = r"\s*(?:,|/|;|&|or\b|and\b)\s*\(?[{0}](?![A-Za-z0-9]|['’][A-Za-z])|\s+\(?[{0}]\)?\s*$"
 
 
 def boxed_integer(text: str) -> int | None:
@@ -90,7 +90,7 @@ def _unwrapped(text: str) -> str:
 def answer_letter(text: str, choices: int = 4) -> str | None:
     """The letter of one of so many choices after the last `ANSWER:` of a text; None for none, or more than one."""
     text = unicodedata.normalize("NFKC", text)
-    named = list(_ANSWER.finditer(text))
+    named = list(NAMED.finditer(text))
     if not named:
         return None
     line = text[named[-1].end() :].lstrip().partition("\n")[0]

@@ -41,7 +41,7 @@ class Patience:
 
     def before(self, attempt: int, asked: float | None) -> float:
         """Seconds to wait before an attempt, 1 being the first repetition; no less than the server asked for."""
-        doubled = min(self.longest_pause, self.pause * 2.0 ** (attempt - 1))
+        doubled = min(self.longest_pause, self.pause * 2.0 ** min(attempt - 1, 60))
         drawn = random.uniform(0.5, 1.0) * doubled  # so that clients refused together do not come back together
         return drawn if asked is None else max(drawn, min(asked, 10 * self.longest_pause))
 

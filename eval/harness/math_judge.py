@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from eval.harness.errors import EvalError
-from eval.harness.extraction import boxes
+from eval.harness.extraction import NAMED, boxes
 from eval.harness.verdicts import Case, Verdict
 
-_ANSWER = re.compile(r"\banswer\b[\s*_]*:", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:sin|cos|tan|cot|sec|csc|log|exp|max|min|gcd|lcm|det|mod)\b)[A-Za-z]{3,}")
 
 
@@ -51,5 +50,5 @@ def final_answer(text: str) -> str:
     boxed = list(boxes(text))
     if boxed:
         return f"${boxed[-1]}$"
-    named = list(_ANSWER.finditer(text))
+    named = list(NAMED.finditer(text))
     return text[named[-1].end() :] if named else text

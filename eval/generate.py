@@ -63,6 +63,7 @@ def _add_sampling(group: Any) -> None:
     group.add_argument("--samples", type=parse_positive, metavar="N", help=f"of each question (default: {counts})")
     group.add_argument("--seed", type=int, default=0, help="every sample's seed is made from it (default: %(default)s)")
     group.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default: %(default)s)")
+    group.add_argument("--top-p", type=float, default=0.95, help="(default: %(default)s)")
     group.add_argument("--max-tokens", type=parse_positive, default=131072, metavar="N", help="(default: %(default)s)")
     group.add_argument("--no-thinking", action="store_true", help="answer without reasoning first")
     group.add_argument("--reasoning-effort", choices=["low", "high", "max"], help="(default: the chat format's own)")
@@ -81,7 +82,7 @@ def output_directory(options: argparse.Namespace, model: Path) -> Path:
 def begin(options: argparse.Namespace, model: Path, dataset: Dataset) -> tuple[RunDirectory, SamplingParams, int]:
     """State the run, or find it stated so; returns its directory, its sampling and the samples of each question."""
     benchmark: Benchmark = BENCHMARKS[options.bench]
-    params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
+    params = SamplingParams(options.temperature, options.max_tokens, top_p=options.top_p)
     samples = options.samples or benchmark.samples
     asked = {
         "samples": samples,

@@ -44,7 +44,7 @@ def test_the_rule_takes_integers_and_letters() -> None:
 
 
 def test_the_rule_refuses_free_answers() -> None:
-    with pytest.raises(EvalError, match="no rule tells .* --judge llm"):
+    with pytest.raises(EvalError, match=r"no rule tells .* --judge llm"):
         judge_by_rule([case("Paris", "Paris", "free")])
 
 

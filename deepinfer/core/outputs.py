@@ -12,6 +12,17 @@ FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """The log-probability of a token that came, and those of the most probable ones in its place, by id, highest first.
+
+    They are the model's own: at temperature 1, before biases, penalties, grammars and cut-offs.
+    """
+
+    logprob: float
+    top: dict[int, float]
+
+
+@dataclass(frozen=True)
 class CompletionOutput:
     """The generated part of a request.
 

@@ -1,8 +1,11 @@
 """What is drawn in a step, and for whom."""
 
 from dataclasses import dataclass
+from math import inf
 
 from torch import Tensor
+
+from deepinfer.core.outputs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,35 @@ class TokenMasks:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities of R tokens and of the most probable ones in their places, still on the device.
+
+    tops: how many of those each row asked for. chosen: FP64 [R]. top: FP64 [R, K], highest first, and ids: int64
+    [R, K], for the largest of `tops` or the vocabulary, if that is smaller.
+    """
+
+    tops: tuple[int, ...]
+    chosen: Tensor
+    top: Tensor
+    ids: Tensor
+
+    def to_host(self) -> list[TokenLogprobs]:
+        """One a row; waits for the device."""
+        found = []
+        rows = zip(self.tops, self.chosen.tolist(), self.ids.tolist(), self.top.tolist(), strict=True)
+        for count, chosen, ids, top in rows:
+            best = zip(ids[:count], top, strict=False)
+            found.append(TokenLogprobs(chosen, {token: value for token, value in best if value > -inf}))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens of a step's sampled rows, in the plan's order: int64 [S], still on the device."""
+    """The tokens of a step's sampled rows, in the plan's order: int64 [S], still on the device; -1: none was allowed.
+
+    logprobs: those of the rows with the places `logprob_rows`, ascending, that asked for them.
+    """
 
     tokens: Tensor
+    logprob_rows: tuple[int, ...] = ()
+    logprobs: Logprobs | None = None

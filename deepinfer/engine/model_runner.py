@@ -33,7 +33,7 @@ class ModelRunner:
         forbidden = torch.arange(config.vocab_size, device=model.device) >= vocabulary
         if config.image_token_id is not None:
             forbidden[config.image_token_id] = True
-        self.sampler = Sampler(forbidden)
+        self.sampler = Sampler(forbidden, caches.slots, config.eos_token_id)
         self._requests: dict[int, Request] = {}
         self._images: dict[int, PromptImages] = {}
 
@@ -57,7 +57,9 @@ class ModelRunner:
         self._map_pages(plan.pages)
         if not plan.spans:
             return Sampled(torch.empty(0, dtype=torch.int64, device=self._model.device))
-        logits = self._model.step(self.batch(plan.spans), self._caches).logits
+        batch = self.batch(plan.spans)
+        logits = self._model.step(batch, self._caches).logits
+        self.sampler.read(plan.spans, batch)
         rows = [SampledRow(span.request_id, span.slot, span.end) for span in plan.spans if span.sample]
         sampled = self.sampler.sample(logits, rows)
         slots = np.array([row.slot for row in rows], dtype=np.int64)

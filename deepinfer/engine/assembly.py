@@ -64,7 +64,8 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig) 
     kv = KVManager(pages, settings.page_size, identity, caches, _tiers(settings, identity))
     ends = EndRules(config.eos_token_id, config.max_position_embeddings)
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys)
-    return Parts(config, tokenizer, ModelRunner(model, caches, tokenizer.vocab_size), kv, scheduler)
+    runner = ModelRunner(model, caches, tokenizer.vocab_size, environment.batch_invariant)
+    return Parts(config, tokenizer, runner, kv, scheduler)
 
 
 def _weights(directory: Path, settings: EngineConfig, device: torch.device) -> Checkpoint | RandomCheckpoint:
@@ -87,13 +88,12 @@ def checked_classes(tokenizer: Tokenizer, config: ModelConfig, where: str) -> li
 
 
 def _limits(environment: Environment, settings: EngineConfig) -> SchedulerLimits:
-    """In batch-invariant mode every request runs by itself, from its own pages, so nothing can change its rounding."""
-    invariant = environment.batch_invariant
+    """In batch-invariant mode no request begins behind a cached prefix: its windows would be cut there."""
     return SchedulerLimits(
-        1 if invariant else settings.max_num_seqs,
+        settings.max_num_seqs,
         settings.max_num_batched_tokens,
         settings.max_chunk,
-        prefix_hits=settings.prefix_cache and not invariant,
+        prefix_hits=settings.prefix_cache and not environment.batch_invariant,
     )
 
 

@@ -16,6 +16,7 @@ from deepinfer.model.batching import Arrangement, arrange
 from deepinfer.model.model import InferenceModel
 from deepinfer.model.pictures import PromptImages, combine
 from deepinfer.model.vision import embed_image
+from deepinfer.ops.choice import batch_invariant
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.text.images import ImageInput
 
@@ -26,9 +27,12 @@ class ModelRunner:
     Plans are run in their order. A step that raises leaves the caches of its own spans undefined, and no others'.
     """
 
-    def __init__(self, model: InferenceModel, caches: Caches, vocabulary: int) -> None:
-        """Only ids below `vocabulary` (the tokenizer's size) and not the image marker are ever sampled."""
-        self._model, self._caches = model, caches
+    def __init__(self, model: InferenceModel, caches: Caches, vocabulary: int, invariant: bool = False) -> None:
+        """Only ids below `vocabulary` (the tokenizer's size) and not the image marker are ever sampled.
+
+        invariant: a row gets the same bits whatever else is in its step.
+        """
+        self._model, self._caches, self._invariant = model, caches, invariant
         config = model.config
         forbidden = torch.arange(config.vocab_size, device=model.device) >= vocabulary
         if config.image_token_id is not None:
@@ -58,7 +62,8 @@ class ModelRunner:
         if not plan.spans:
             return Sampled(torch.empty(0, dtype=torch.int64, device=self._model.device))
         batch = self.batch(plan.spans)
-        logits = self._model.step(batch, self._caches).logits
+        with batch_invariant(self._invariant):
+            logits = self._model.step(batch, self._caches).logits
         self.sampler.read(plan.spans, batch)
         rows = [SampledRow(span.request_id, span.slot, span.end) for span in plan.spans if span.sample]
         sampled = self.sampler.sample(logits, rows)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from deepinfer.cache.storage import Caches
 from deepinfer.checkpoint.formats import index_mxfp4
@@ -65,7 +64,7 @@ class Attention:
         q = linear(latent, weights.wq_b).view(len(h), config.index_n_heads, config.index_head_dim)
         q = index_mxfp4(rotate(q, reach.compressed[:, None]))
         scale = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
-        head_weights = functional.linear(h, weights.weights_proj) * scale
+        head_weights = linear(h, weights.weights_proj) * scale
         before: list[Selection | None] = [*reach.selections] or [None] * len(reach.half.groups)
         reach.selections = [
             self._selector.select(

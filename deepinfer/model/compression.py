@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from deepinfer.cache.storage import Caches
 from deepinfer.config.model import ModelConfig
@@ -12,6 +11,7 @@ from deepinfer.model.weights import AttentionWeights, CompressorWeights, IndexKe
 from deepinfer.ops.cache_rows import store_rows
 from deepinfer.ops.compressor import pool_pairs
 from deepinfer.ops.kv_formats import pack_index, pack_latent
+from deepinfer.ops.linear import linear, wide_linear
 from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.rope import rotate, rotations
 
@@ -29,7 +29,7 @@ def compress(
     source, ratio = config.kv_source_layer_ids.index(layer), config.ratio(layer)
     rows = batch.singles if ratio == 1 else batch.pairs.rows
     if ratio == 1:
-        pooled = functional.linear(h[rows].float(), weights.compressor.inputs)
+        pooled = wide_linear(h[rows], weights.compressor.inputs)
     else:
         pending = caches.pairs[caches.layout.pair_layers.index(layer)]
         pooled = _pool(h, weights.compressor, batch, pending)
@@ -43,13 +43,13 @@ def compress(
 
 
 def _index_keys(latents: Tensor, weights: IndexKeyWeights, eps: float) -> Tensor:
-    return rms_norm(functional.linear(latents, weights.wk), weights.norm, eps)
+    return rms_norm(linear(latents, weights.wk), weights.norm, eps)
 
 
 def _pool(h: Tensor, weights: CompressorWeights, batch: Batch, pending: Tensor) -> Tensor:
     """Latents before their norm, FP32 [W, D]; keeps in `pending` [slots, pair ring, 2, D] what may be needed later."""
     pairs, half = batch.pairs, batch.encoder
-    made = functional.linear(h.float(), weights.inputs).view(len(h), 2, -1)
+    made = wide_linear(h, weights.inputs).view(len(h), 2, -1)
     earlier = pending[pairs.pending_slots, _pair_places(pairs.pending_positions, pending)]
     known = torch.cat((made, earlier))
     both = torch.stack((known[pairs.partners], made[pairs.rows]), dim=1)

@@ -74,8 +74,8 @@ class Drafter:
         config, weights = self._config, self._weights
         rows, places = ring_rows(half, caches.ring)
         read = features[rows].to(self._target.embed.dtype)
-        context = rms_norm(functional.linear(read, weights.main_proj), weights.main_norm, config.rms_norm_eps)
-        made = functional.linear(context, weights.wkv).chunk(config.draft_stages, dim=-1)
+        context = rms_norm(linear(read, weights.main_proj), weights.main_norm, config.rms_norm_eps)
+        made = linear(context, weights.wkv).chunk(config.draft_stages, dim=-1)
         turns = rotations(half.positions[rows], self._freqs)
         for ring, stage, kv in zip(caches.drafts, weights.stages, made, strict=True):
             keys = rms_norm(kv, stage.attention.kv_norm, config.rms_norm_eps)
@@ -98,7 +98,7 @@ class Drafter:
 
     def bias(self, previous: Tensor) -> Tensor:
         """What the token before adds to the logits: ids int64 [...] -> FP32 [..., vocab]."""
-        return functional.linear(self._weights.markov_embed[previous], self._weights.markov_head)
+        return wide_linear(self._weights.markov_embed[previous], self._weights.markov_head)
 
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Logits of acceptance, given that all drafts before were accepted.

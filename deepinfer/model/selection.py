@@ -87,7 +87,7 @@ class Selector:
             visible = entries.visible(part.positions)
             scores, places = _scores(part, keys[:, :reach], visible, own, self._block)
             if publishes:
-                kept.append(_padded(best_blocks(scores, visible, self._block, self._budget), self._budget))
+                kept.append(_padded(best_blocks(scores, visible, self._block, self._budget), self._budget, front=True))
             best = best_positions(scores, self._count)
             if places is not None:
                 best = torch.where(best < 0, -1, places.gather(-1, best.clamp(min=0)))
@@ -123,8 +123,10 @@ def _marked(places: Tensor, count: int) -> Tensor:
     return marks.scatter_(-1, inside, True)[..., :count]
 
 
-def _padded(places: Tensor, count: int) -> Tensor:
-    return torch.nn.functional.pad(places, (count - places.shape[-1], 0), value=-1)
+def _padded(places: Tensor, count: int, front: bool = False) -> Tensor:
+    """Places int64 [..., n] with -1 for those up to `count`, behind or before them."""
+    short = count - places.shape[-1]
+    return torch.nn.functional.pad(places, (short, 0) if front else (0, short), value=-1)
 
 
 def _latents(chosen: Tensor, group: Group, entries: LiveEntries) -> tuple[Tensor, Tensor]:

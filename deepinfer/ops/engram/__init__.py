@@ -10,7 +10,12 @@ ids, int64 [G, n, size]; a class below 0 (an image token, or no token) stops the
 the value (the last H of kv) times a gate from the agreement of stream and its key; image tokens keep their streams.
 """
 
+from deepinfer.ops.choice import choose
+from deepinfer.ops.engram import invariant
+from deepinfer.ops.engram import torch as plain
 from deepinfer.ops.engram.hashing import EngramHashing
-from deepinfer.ops.engram.torch import lookback, remember, row_ids
+from deepinfer.ops.engram.torch import lookback, row_ids
+
+remember = choose(plain.remember, invariant.remember)
 
 __all__ = ["EngramHashing", "lookback", "remember", "row_ids"]

@@ -11,7 +11,13 @@ FP4 codes in the order a GPU reads them. Then the inputs of both products are ro
 activation is cast to the dtype of `x` before that, and the routing weight multiplies the second product's FP32 sums.
 """
 
-from deepinfer.ops.experts.torch import routed_experts, shared_expert, swiglu
+from deepinfer.ops.choice import choose
+from deepinfer.ops.experts import invariant
+from deepinfer.ops.experts import torch as plain
 from deepinfer.ops.experts.weights import Experts, Fp4Experts, fits, tile_experts
+
+routed_experts = choose(plain.routed_experts, invariant.routed_experts)
+shared_expert = choose(plain.shared_expert, invariant.shared_expert)
+swiglu = choose(plain.swiglu, invariant.swiglu)
 
 __all__ = ["Experts", "Fp4Experts", "fits", "routed_experts", "shared_expert", "swiglu", "tile_experts"]

@@ -7,6 +7,14 @@ new ones (columns) and is nearly doubly stochastic (Sinkhorn). `collapse` and `e
 of the streams. Rows are independent.
 """
 
-from deepinfer.ops.hyper_connections.torch import Mix, coefficients, collapse, expand, sinkhorn
+from deepinfer.ops.choice import choose
+from deepinfer.ops.hyper_connections import invariant
+from deepinfer.ops.hyper_connections import torch as plain
+from deepinfer.ops.hyper_connections.torch import Mix
+
+coefficients = choose(plain.coefficients, invariant.coefficients)
+collapse = choose(plain.collapse, invariant.collapse)
+expand = choose(plain.expand, invariant.expand)
+sinkhorn = choose(plain.sinkhorn, invariant.sinkhorn)
 
 __all__ = ["Mix", "coefficients", "collapse", "expand", "sinkhorn"]

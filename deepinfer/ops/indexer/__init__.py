@@ -14,6 +14,13 @@ score; the block of a row's newest visible position counts as the best. Blocks c
 fewer hold a score above -inf. `block_positions` lists the positions of kept blocks, -1 for those of none.
 """
 
-from deepinfer.ops.indexer.torch import best_blocks, best_positions, block_positions, index_scores, row_scores
+from deepinfer.ops.choice import choose
+from deepinfer.ops.indexer import invariant
+from deepinfer.ops.indexer import torch as plain
+from deepinfer.ops.indexer.torch import best_blocks, block_positions
+
+best_positions = choose(plain.best_positions, invariant.best_positions)
+index_scores = choose(plain.index_scores, invariant.index_scores)
+row_scores = choose(plain.row_scores, invariant.row_scores)
 
 __all__ = ["best_blocks", "best_positions", "block_positions", "index_scores", "row_scores"]

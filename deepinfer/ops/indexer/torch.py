@@ -24,7 +24,7 @@ def _weighted(products: Tensor, weights: Tensor) -> Tensor:
 
 def best_positions(scores: Tensor, count: int) -> Tensor:
     """scores FP32 [..., S] -> int64 [..., min(count, S)]; -1 where only -inf is left."""
-    found = _best(scores, count)
+    found = largest(scores, count)
     return found.masked_fill(scores.gather(-1, found) == -torch.inf, -1)
 
 
@@ -42,7 +42,7 @@ def block_positions(blocks: Tensor, block: int) -> Tensor:
     return torch.where(blocks[..., None] < 0, -1, blocks[..., None] * block + inside).flatten(-2)
 
 
-def _best(scores: Tensor, count: int) -> Tensor:
+def largest(scores: Tensor, count: int) -> Tensor:
     """Positions int64 [..., min(count, S)] of the largest scores, the best first, of equal ones the lower position.
 
     A key holds the score's bits, made to sort as integers do, above the inverted position: no two keys are equal, so

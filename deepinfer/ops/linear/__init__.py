@@ -14,8 +14,15 @@ at or above the row's largest magnitude / 448.
 Rows are independent.
 """
 
-from deepinfer.ops.linear.torch import grouped_linear, linear, quantize_rows, wide_linear
+from deepinfer.ops.choice import choose
+from deepinfer.ops.linear import invariant
+from deepinfer.ops.linear import torch as plain
+from deepinfer.ops.linear.torch import quantize_rows
 from deepinfer.ops.linear.weights import Fp8Weight, Weight, fold_blocks, fold_rows, join
+
+grouped_linear = choose(plain.grouped_linear, invariant.grouped_linear)
+linear = choose(plain.linear, invariant.linear)
+wide_linear = choose(plain.wide_linear, invariant.wide_linear)
 
 __all__ = [
     "Fp8Weight",

@@ -5,6 +5,10 @@ Contract: `rms_norm(x [..., C], weight FP32 [C], eps) -> [..., C]` in the dtype 
 Rows are independent.
 """
 
-from deepinfer.ops.norm.torch import rms_norm
+from deepinfer.ops.choice import choose
+from deepinfer.ops.norm import invariant
+from deepinfer.ops.norm import torch as plain
+
+rms_norm = choose(plain.rms_norm, invariant.rms_norm)
 
 __all__ = ["rms_norm"]

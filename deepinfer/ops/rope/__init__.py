@@ -6,7 +6,12 @@ context is extended; `rotations` turns positions into unit complex numbers, once
 Rotating with the conjugates undoes it.
 """
 
+from deepinfer.ops.choice import choose
+from deepinfer.ops.rope import invariant
+from deepinfer.ops.rope import torch as plain
 from deepinfer.ops.rope.frequencies import frequencies
-from deepinfer.ops.rope.torch import rotate, rotations
+
+rotate = choose(plain.rotate, invariant.rotate)
+rotations = choose(plain.rotations, invariant.rotations)
 
 __all__ = ["frequencies", "rotate", "rotations"]

@@ -5,6 +5,10 @@ Contract: `route(h [N, H], weight FP32 or BF16 [E, H], bias FP32 [E] or [N, E], 
 scores, normalised to sum to `scaling`: the bias chooses, it does not weigh. Rows are independent.
 """
 
-from deepinfer.ops.router.torch import route
+from deepinfer.ops.choice import choose
+from deepinfer.ops.router import invariant
+from deepinfer.ops.router import torch as plain
+
+route = choose(plain.route, invariant.route)
 
 __all__ = ["route"]

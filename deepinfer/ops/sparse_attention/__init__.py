@@ -9,6 +9,10 @@ none. Scores are scaled by D ** -0.5; the softmax is FP32 with `sink` as one mor
 only. Stretches do not touch each other; within one, masked values take part with weight 0, so they must be finite.
 """
 
-from deepinfer.ops.sparse_attention.torch import sparse_attention
+from deepinfer.ops.choice import choose
+from deepinfer.ops.sparse_attention import invariant
+from deepinfer.ops.sparse_attention import torch as plain
+
+sparse_attention = choose(plain.sparse_attention, invariant.sparse_attention)
 
 __all__ = ["sparse_attention"]

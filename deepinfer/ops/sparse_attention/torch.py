@@ -20,12 +20,12 @@ def sparse_attention(
         block = slice(first, last)
         picked, missing = None, None
         if far is not None and chosen is not None and chosen.shape[2] > 0:
-            picked, missing = _pick(far, chosen[:, block]), chosen[:, block] < 0
+            picked, missing = pick(far, chosen[:, block]), chosen[:, block] < 0
         out[:, block] = _attend(q[:, block], near[:, first : before + last], seen[:, block], picked, missing, sink)
     return out
 
 
-def _pick(far: Tensor, chosen: Tensor) -> Tensor:
+def pick(far: Tensor, chosen: Tensor) -> Tensor:
     """far [G, F, D], chosen [G, n, K] -> [G, n, K, D]; place 0 for none."""
     starts = torch.arange(far.shape[0], device=far.device)[:, None, None] * far.shape[1]
     places = chosen.clamp(min=0) + starts

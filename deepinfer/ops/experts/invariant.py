@@ -1,0 +1,61 @@
+"""The batch-invariant version."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deepinfer.ops.experts.weights import Experts, Fp4Experts
+from deepinfer.ops.invariance import elementwise, ordered_sum, product
+from deepinfer.ops.linear import Fp8Weight, Weight, quantize_rows
+from deepinfer.ops.linear.invariant import fp8_product, linear
+
+
+def swiglu(gate_up: Tensor, limit: float) -> Tensor:
+    """[..., 2I], gate then up, of any float dtype -> FP32 [..., I]."""
+    width = gate_up.shape[-1] // 2
+    gate, up = gate_up[..., :width].float(), gate_up[..., width:].float()
+    return elementwise(functional.silu, gate.clamp(max=limit)) * up.clamp(-limit, limit)
+
+
+def shared_expert(x: Tensor, w13: Weight, w2: Weight, limit: float) -> Tensor:
+    """x [N, H], w13 [2I, H], w2 [H, I] -> [N, H]."""
+    return linear(swiglu(linear(x, w13), limit).to(x.dtype), w2)
+
+
+def routed_experts(x: Tensor, chosen: Tensor, weights: Tensor, w13: Experts, w2: Experts, limit: float) -> Tensor:
+    """x [N, H], chosen int64 [N, K], weights FP32 [N, K], w13 [E, 2I, H], w2 [E, H, I] -> [N, H].
+
+    Visits are sorted by expert, so that each used expert is one product.
+    """
+    rows, count = chosen.shape
+    order = chosen.flatten().argsort(stable=True)
+    visits = chosen.flatten().bincount(minlength=len(w13)).tolist()
+    routing = weights.flatten()[order, None]
+    activated = swiglu(_grouped(x[order // count], w13, visits), limit)
+    results = torch.empty(rows * count, x.shape[1], dtype=x.dtype, device=x.device)
+    if isinstance(w2, Tensor):
+        results[order] = _grouped((activated * routing).to(x.dtype), w2, visits)
+    else:
+        results[order] = (_grouped(activated.to(x.dtype), w2, visits, torch.float32) * routing).to(x.dtype)
+    return ordered_sum(results.view(rows, count, x.shape[1]).float(), 1).to(x.dtype)
+
+
+def _grouped(x: Tensor, weight: Experts, visits: list[int], dtype: torch.dtype | None = None) -> Tensor:
+    """Rows x [A, in], sorted by expert, times each expert's weight [E, out, in] -> [A, out] of `dtype` (that of x)."""
+    made, end = [x.new_empty(0, weight.shape[1], dtype=dtype)], 0
+    for expert, visited in enumerate(visits):
+        if visited:
+            begin, end = end, end + visited
+            made.append(_product(x[begin:end], weight, expert).to(dtype or x.dtype))
+    return torch.cat(made)
+
+
+def _product(x: Tensor, weight: Experts, expert: int) -> Tensor:
+    """x [A, in] -> [A, out] in the dtype of x where the weight is dense, else FP32."""
+    if isinstance(weight, Tensor):
+        return product(x, weight[expert].T)
+    codes, scales = quantize_rows(x)
+    if isinstance(weight, Fp8Weight):
+        return fp8_product(codes, scales, weight[expert])
+    assert isinstance(weight, Fp4Experts)
+    return product(codes.float(), weight.dequantized(expert).T) * scales[:, None]

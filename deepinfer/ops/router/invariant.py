@@ -1,0 +1,15 @@
+"""The batch-invariant version: of equal scores the lower expert wins."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from deepinfer.ops.indexer.torch import largest
+from deepinfer.ops.invariance import elementwise, ordered_sum, product
+
+
+def route(h: Tensor, weight: Tensor, bias: Tensor, count: int, scaling: float) -> tuple[Tensor, Tensor]:
+    """h [N, H] of any float dtype -> (chosen experts int64 [N, count], weights FP32 [N, count])."""
+    scores = elementwise(functional.softplus, product(h.float(), weight.T)).sqrt()
+    chosen = largest(scores + bias, count)
+    weights = scores.gather(-1, chosen)
+    return chosen, weights / (ordered_sum(weights, -1)[:, None] + 1e-20) * scaling

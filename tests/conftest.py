@@ -5,9 +5,14 @@ from pathlib import Path
 
 import pytest
 import tiny
+import torch
 from hypothesis import settings
 
 HERE = Path(__file__).parent
+
+# Where there is no GPU, Triton's kernels run in its interpreter; it has to know before anybody imports them.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A machine that does other things, too, must not fail a test for its speed.
 settings.register_profile("patient", deadline=None)

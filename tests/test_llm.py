@@ -77,16 +77,6 @@ def test_smaller_batches_change_nothing(golden_llm: LLM, golden_checkpoint: Path
     assert small.generate(PROMPTS, GREEDY, use_tqdm=False) == expected
 
 
-def test_batch_invariance_runs_every_sequence_by_itself(
-    golden_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DEEPINFER_BATCH_INVARIANT", "1")
-    llm = LLM(golden_checkpoint)
-    params = SamplingParams(temperature=1.0, max_tokens=5, seq_seed=9)
-    together = llm.generate(PROMPTS[:2], params, use_tqdm=False)
-    assert together[1].token_ids == llm.generate(PROMPTS[1], params, use_tqdm=False)[0].token_ids
-
-
 def test_a_seed_repeats_a_sample_and_another_seed_does_not(tiny_llm: LLM) -> None:
     def sample(seed: int | None) -> tuple[int, ...]:
         params = SamplingParams(temperature=1.0, max_tokens=16, seq_seed=seed, ignore_eos=True)

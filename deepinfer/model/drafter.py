@@ -24,7 +24,7 @@ from deepinfer.model.window import ring_rows
 from deepinfer.ops.cache_rows import load_rows, store_rows
 from deepinfer.ops.hyper_connections import collapse, expand
 from deepinfer.ops.kv_formats import pack_window, unpack_window
-from deepinfer.ops.linear import wide_linear
+from deepinfer.ops.linear import linear, wide_linear
 from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.rope import frequencies, rotate, rotations
 from deepinfer.ops.sparse_attention import sparse_attention

@@ -6,9 +6,9 @@ Contract.
 `index_scores(q [G, n, h, d], keys [G, S, d], weights [G, n, h]) -> FP32 [G, n, S]` is `sum_h relu(q_h . k) * w_h`;
 product and weighted term are rounded to the dtype of `q`, the sum is FP32. `row_scores` is the same where every row
 has keys of its own, [G, n, S, d].
-`best_positions(scores FP32 [..., S], count) -> int64 [..., min(count, S)]` are the positions of the largest scores, the
-best first; of equal scores the lower position wins, whatever else is in the batch. A score of -inf is never chosen: -1
-stands in its place.
+`best_positions(scores FP32 [..., S], count) -> int64 [..., min(count, S)]` are the positions of the largest scores; of
+equal scores the lower position wins, whatever else is in the batch. A score of -inf is never chosen: -1 stands in its
+place. They come the best first, in batch-invariant mode ascending, each time with -1 behind.
 `best_blocks(scores, visible, block, count)` keeps the best blocks of `block` neighbouring positions by their largest
 score; the block of a row's newest visible position counts as the best. Blocks come in ascending order, -1 first where
 fewer hold a score above -inf. `block_positions` lists the positions of kept blocks, -1 for those of none.

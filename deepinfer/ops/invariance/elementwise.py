@@ -30,4 +30,4 @@ def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def _applied(function: Callable[[Tensor], Tensor], flat: Tensor) -> Tensor:
     if len(flat) < _SERIAL or torch.get_num_threads() == 1:
         return function(flat)
-    return torch.cat([function(part) for part in flat.split(_SERIAL - LANES)])
+    return torch.cat([function(part) for part in torch.split(flat, _SERIAL - LANES)])

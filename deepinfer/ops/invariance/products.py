@@ -104,18 +104,18 @@ def _column_pieces(columns: int, item: Item, threads: int) -> Pieces:
 
 @lru_cache(maxsize=1 << 16)
 def _item_pieces(items: int, columns: int, item: Item, threads: int) -> Pieces:
-    return _pieces(items, [size for size in ITEMS if items_agree(size, columns, item, threads)], exactly=True)
+    return _pieces(items, [size for size in ITEMS if items_agree(size, columns, item, threads)], waste=0)
 
 
-def _pieces(count: int, sizes: Sequence[int], exactly: bool = False) -> Pieces:
-    """Cut `count` into pieces of the ascending `sizes`; the last may be used in part. None if there are no sizes.
+def _pieces(count: int, sizes: Sequence[int], waste: float = 1 / 3) -> Pieces:
+    """Cut `count` into pieces of the ascending `sizes`, the last used in part; nothing if there are no sizes.
 
-    exactly: every piece is used whole; `sizes` begins with 1.
+    Rather than into several, the rest goes into one that exceeds it by at most `waste`.
     """
     pieces: list[tuple[int, int]] = []
     left = count if sizes else 0
     while left:
-        larger = [size for size in sizes if left <= size <= (left if exactly else left * 4 // 3)]  # padding a little beats further pieces
+        larger = [size for size in sizes if left <= size <= left * (1 + waste)]
         size = larger[0] if larger else max((size for size in sizes if size <= left), default=sizes[0])
         pieces.append((min(size, left), size))
         left -= min(size, left)

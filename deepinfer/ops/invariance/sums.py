@@ -12,7 +12,10 @@ def row_sums(x: Tensor) -> Tensor:
         from deepinfer.ops.invariance import triton
 
         return triton.row_sums(x)
-    return ordered_sum(torch.stack([part.contiguous().sum(-1, keepdim=True) for part in x.split(_LONGEST, -1)]), 0)
+    if x.shape[-1] <= _LONGEST:
+        return x.contiguous().sum(-1, keepdim=True)
+    parts = [row_sums(part) for part in torch.split(x, _LONGEST, -1)]
+    return ordered_sum(torch.cat(parts, -1), -1)[..., None]
 
 
 def ordered_sum(x: Tensor, dim: int) -> Tensor:

@@ -26,7 +26,7 @@ class Benchmark:
 
     questions, images: how many the set has, and how many of them have a picture; a file with another number is refused.
     samples: of each question, by default. sample_questions, sample_images: those of the generated set.
-    reference: Pass@1 in percent that was published for the released weights.
+    reference: Pass@1 that was published for the released weights.
     """
 
     name: str
@@ -65,7 +65,7 @@ _ALL = (
         hub=HubSet("MathArena/aime_2026", "main", "data/train-*.parquet"),
         licence="CC BY-NC-SA 4.0 (the MathArena transcription); the problems are the Mathematical Association of "
         "America's",
-        reference=99.9,
+        reference=0.999,
     ),
     Benchmark(
         name="hle",
@@ -78,7 +78,7 @@ _ALL = (
         sample_images=2,
         hub=HubSet("cais/hle", "5a81a4c7271a2a2a312b9a690f0c2fde837e4c29", "data/test-*.parquet", gated=True),
         licence="MIT; its authors ask that questions and answers are not published again",
-        reference=42.6,
+        reference=0.426,
     ),
     Benchmark(
         name="gpqa",
@@ -91,7 +91,7 @@ _ALL = (
         sample_images=0,
         hub=HubSet("Idavidrein/gpqa", "633f5ee89ab8ad4522a9f850766b73f62147ffdd", "gpqa_diamond.csv", gated=True),
         licence="CC BY 4.0; its authors ask that examples are not shown online, in text or pictures",
-        reference=93.4,
+        reference=0.934,
     ),
 )
 BENCHMARKS = {benchmark.name: benchmark for benchmark in _ALL}

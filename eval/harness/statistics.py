@@ -45,7 +45,7 @@ def _wilson(share: float, trials: float) -> tuple[float, float]:
     squared = Z95**2 / trials
     centre = (share + squared / 2) / (1 + squared)
     half = Z95 / (1 + squared) * math.sqrt(share * (1 - share) / trials + squared / (4 * trials))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
 def by_question(verdicts: Mapping[Key, Verdict]) -> list[list[bool]]:

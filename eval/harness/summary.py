@@ -30,7 +30,7 @@ def summarise(
         **per_mode[mode],
         **_generated(record, expected, rollouts),
         "repeated_samples": repeated,
-        "reference": BENCHMARKS[record["benchmark"]].reference / 100,
+        "reference": BENCHMARKS[record["benchmark"]].reference,
         "judges": per_mode,
         "agreement": {f"{a} and {b}": agreement(modes[a], modes[b]) for a, b in combinations(sorted(modes), 2)},
         "run": {name: record[name] for name in ("checkpoint", "engine", "data", "sampling", "seed")},

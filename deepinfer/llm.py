@@ -128,7 +128,7 @@ class LLM:
         for output in outputs:
             if report.on_output is not None:
                 report.on_output(output)
-        with Progress(len(requests), report.use_tqdm) as progress:
+        with Progress(sum(request.params.n for request in requests), report.use_tqdm) as progress:
             outputs += self._engine.run(requests, progress.step, report.on_output)
         return sorted(outputs, key=lambda output: output.index)
 

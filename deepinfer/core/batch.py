@@ -95,8 +95,9 @@ class Batch:
     ids: int64 [N], in the order of the encoder half, as everything over N rows.
     decoder_rows: int64 [M], the decoder half's rows among the N. sample_rows: int64 [S], among the M, in the order of
         the plan's sampling spans.
+    scored_rows: int64 [P], among the M: rows of prompts whose next tokens' log-probabilities are asked for.
     singles: int64 [W], the rows whose entry at ratio-1 sources is to be written. pairs: the same for ratio 2.
-    pictures, recalled: None where the step has none.
+    pictures, recalled, scored_rows: None where the step has none.
     """
 
     ids: Tensor
@@ -108,3 +109,4 @@ class Batch:
     pairs: Pairs
     pictures: Pictures | None = None
     recalled: Recalled | None = None
+    scored_rows: Tensor | None = None

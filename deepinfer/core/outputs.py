@@ -26,10 +26,17 @@ class TokenLogprobs:
 class CompletionOutput:
     """The generated part of a request.
 
-    text: the decoded tokens, control tokens and the stop token left out.
-    token_ids: every generated token, the stop token included.
-    finish_reason: "stop" (a stop token came), "length" (`max_tokens`, or no more room) or "error" (see the output).
+    text: the decoded tokens, control tokens, the stop token and everything from a stop string on left out.
+    token_ids: every generated token, those of the stop included.
+    finish_reason: "stop" (a stop token or stop string came), "length" (`max_tokens`, or no more room) or "error" (see
+        the output).
     reasoning, content, tool_calls: a chat's reply, parsed; None, None and empty for a plain prompt.
+    index: which of the `n` completions it is.
+    seq_seed: the seed of its draws: with it as the request's `seq_seed` the completion can be had again; None at
+        temperature 0, where nothing is drawn.
+    stop_reason: the stop string, or the id from `stop_token_ids`, that ended it; None for all else, the model's own
+        end-of-sequence token among it.
+    logprobs: of each of `token_ids`; None unless asked for.
     """
 
     text: str
@@ -38,6 +45,15 @@ class CompletionOutput:
     reasoning: str | None = None
     content: str | None = None
     tool_calls: tuple["ParsedToolCall", ...] = ()
+    index: int = 0
+    seq_seed: int | None = None
+    stop_reason: int | str | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Log-probability of all generated tokens together; None unless log-probabilities were asked for."""
+        return None if self.logprobs is None else sum(one.logprob for one in self.logprobs)
 
     @property
     def num_tokens(self) -> int:
@@ -51,10 +67,11 @@ class RequestOutput:
 
     prompt: the text it came from; None for token ids, chats and requests that could not run.
     prompt_token_ids: what the model read, image tokens included; empty if the request could not run.
-    outputs: the completions (one).
+    outputs: the completions, `n` of them.
     error: why the request did not run, or did not end well; None if it did.
     cached_tokens: tokens of the prompt whose global KV an earlier request had left.
     miss: why no more of the prompt was cached; None if all of it was.
+    prompt_logprobs: of each of `prompt_token_ids`, None for the first and for tokens of images; None unless asked for.
     """
 
     index: int
@@ -64,6 +81,7 @@ class RequestOutput:
     error: DeepInferError | None = None
     cached_tokens: int = 0
     miss: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

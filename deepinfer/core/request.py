@@ -24,6 +24,7 @@ class Request:
     seed: seed of the sampling draws, already settled.
     reply: how a chat's reply is to be parsed; None for a plain prompt.
     priority: lower is served sooner; waiting makes up for a higher number.
+    completion: which of the completions of its prompt it makes, from 0.
     """
 
     index: int
@@ -35,3 +36,4 @@ class Request:
     seed: int
     reply: "ReplyFormat | None" = None
     priority: int = 0
+    completion: int = 0

@@ -56,12 +56,23 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a request's prompt tokens at positions `first`, `first` + 1, ..."""
+
+    request_id: int
+    first: int
+    logprobs: Logprobs
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     """The tokens of a step's sampled rows, in the plan's order: int64 [S], still on the device; -1: none was allowed.
 
     logprobs: those of the rows with the places `logprob_rows`, ascending, that asked for them.
+    prompts: those of prompt tokens that rows of this step come before.
     """
 
     tokens: Tensor
     logprob_rows: tuple[int, ...] = ()
     logprobs: Logprobs | None = None
+    prompts: tuple[PromptLogprobs, ...] = ()

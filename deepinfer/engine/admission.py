@@ -1,7 +1,7 @@
 """From what a caller passes to checked requests: what can be wrong with one is found here, before any runs."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deepinfer.config.model import ModelConfig
@@ -52,6 +52,12 @@ class Admission:
         except RequestError as error:
             raise RequestError(f"image {number}: {error}") from error
 
+    def _check_tokens(self, name: str, ids: Iterable[int]) -> None:
+        for token in ids:
+            if token >= self._tokenizer.vocab_size:
+                last = self._tokenizer.vocab_size - 1
+                raise RequestError(f"SamplingParams: {name} names token {token}; the vocabulary has 0 to {last}")
+
     def _checked_ids(self, prompt: object) -> list[int]:
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
             raise RequestError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
@@ -87,6 +93,8 @@ class Admission:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens; the caches hold {self._capacity}; set cache_bytes higher"
             )
+        self._check_tokens("logit_bias", params.logit_bias or ())
+        self._check_tokens("stop_token_ids", params.stop_token_ids)
         seed = secrets.randbits(64) if params.seq_seed is None else params.seq_seed
         types = [TEXT] * len(ids) if types is None else types
         return Request(index, prompt, tuple(ids), tuple(types), tuple(images), params, seed, reply)

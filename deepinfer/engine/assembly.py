@@ -24,6 +24,7 @@ from deepinfer.engine.device import select_device
 from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.replay import ReplayPolicy
 from deepinfer.engine.scheduler import EndRules, Scheduler, SchedulerLimits
+from deepinfer.engine.stops import stop_strings_of
 from deepinfer.model.loading import load_weights
 from deepinfer.model.model import InferenceModel
 from deepinfer.text.engram_classes import check_engram_classes, engram_classes
@@ -62,7 +63,7 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig) 
     # Behind a cached prefix compact replay computes KV from a shortened window, mode off from the whole prefix.
     identity = cache_identity(directory, caches.layout, settings.page_size, f"{dtype} {replay.mode} {keep}")
     kv = KVManager(pages, settings.page_size, identity, caches, _tiers(settings, identity))
-    ends = EndRules(config.eos_token_id, config.max_position_embeddings)
+    ends = EndRules(config.eos_token_id, config.max_position_embeddings, stop_strings_of(tokenizer))
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys)
     runner = ModelRunner(model, caches, tokenizer.vocab_size, environment.batch_invariant)
     return Parts(config, tokenizer, runner, kv, scheduler)

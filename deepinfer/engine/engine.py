@@ -1,12 +1,12 @@
 """A loaded model and the way of its requests: admission, steps, replies."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
 from deepinfer.config.engine import EngineConfig
 from deepinfer.config.envs import Environment
-from deepinfer.core.errors import EngineError
 from deepinfer.core.outputs import RequestOutput
 from deepinfer.core.plan import Plan
 from deepinfer.core.request import Request
@@ -14,10 +14,11 @@ from deepinfer.engine.admission import Admission
 from deepinfer.engine.assembly import assemble
 from deepinfer.engine.interrupts import held_interrupts
 from deepinfer.engine.loop import run_ahead, run_plain
-from deepinfer.engine.replies import request_output
+from deepinfer.engine.replies import Answer, completion_output
 from deepinfer.engine.scheduler import Job
 from deepinfer.engine.sequence import Sequence as Running
 from deepinfer.engine.statistics import EngineStatistics
+from deepinfer.sampling.random import derived_seed
 from deepinfer.text.chat import ChatFormat
 
 
@@ -48,7 +49,7 @@ class Engine:
         interrupt or an error of a callback, ends all requests, and the next call finds everything in order.
         """
         jobs: dict[int, Job] = {}
-        outputs: dict[int, RequestOutput] = {}
+        answers = [Answer(request.params.n) for request in requests]
         with self._turn, held_interrupts() as deliver_interrupt:
 
             def landed(plan: Plan, extended: Sequence[Job]) -> None:
@@ -56,29 +57,38 @@ class Engine:
                 on_step([job.sequence for job in extended])
                 for job in extended:
                     if job.sequence.finish_reason is not None:
-                        outputs[job.request_id] = self._output(job)
-                        if on_output is not None:
-                            on_output(outputs[job.request_id])
+                        self._ended(job, answers[owners[job.request_id]], on_output)
                 deliver_interrupt()
 
+            owners: dict[int, int] = {}
             try:
-                for request in requests:
-                    self._add(request, jobs)
+                for place, request in enumerate(requests):
+                    for request_id in self._add(request, jobs):
+                        owners[request_id] = place
                 self.statistics.begin()
                 self._loop(self._parts.scheduler, self._parts.runner, landed)
             finally:
                 self._drop(jobs)
-        return [outputs[request_id] for request_id in jobs]
+        return [answer.output() for answer in answers]
 
     def close(self) -> None:
         """Copy what is worth keeping to the tiers that survive the process."""
         with self._turn:
             self._parts.kv.persist()
 
-    def _add(self, request: Request, jobs: dict[int, Job]) -> None:
-        request_id = self._parts.scheduler.add(request)
-        jobs[request_id] = self._parts.scheduler.job(request_id)
-        self._parts.runner.admit(request_id, request)
+    def _add(self, request: Request, jobs: dict[int, Job]) -> list[int]:
+        """Queue all completions of a request; those after the first share the pages that it makes."""
+        added: list[int] = []
+        for completion in range(request.params.n):
+            one = request
+            if completion:
+                seed = derived_seed(request.seed, completion)
+                one = replace(request, completion=completion, seed=seed)
+            request_id = self._parts.scheduler.add(one, after=added[0] if added else None)
+            jobs[request_id] = self._parts.scheduler.job(request_id)
+            self._parts.runner.admit(request_id, one)
+            added.append(request_id)
+        return added
 
     def _drop(self, jobs: Iterable[int]) -> None:
         """Let go of requests, ended or not; no step may be in flight."""
@@ -86,8 +96,7 @@ class Engine:
             self._parts.scheduler.cancel(request_id)
             self._parts.runner.forget(request_id)
 
-    def _output(self, job: Job) -> RequestOutput:
-        error = None
-        if job.error is not None:
-            error = EngineError(f"a step of the model failed: {type(job.error).__name__}: {job.error}")
-        return request_output(job, error, self.tokenizer, self._chat_format)
+    def _ended(self, job: Job, answer: Answer, on_output: Callable[[RequestOutput], None] | None) -> None:
+        answer.take(job, completion_output(job, self.tokenizer, self._chat_format))
+        if answer.complete and on_output is not None:
+            on_output(answer.output())

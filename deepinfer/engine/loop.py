@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
+from deepinfer.core.outputs import TokenLogprobs
 from deepinfer.core.plan import Plan
 from deepinfer.core.sampled import Sampled
 from deepinfer.engine.scheduler import Job, Scheduler
@@ -68,13 +69,30 @@ def _land(scheduler: Scheduler, plan: Plan, result: Future[Sampled]) -> list[Job
     """
     sampled = [span.request_id for span in plan.spans if span.sample]
     try:
-        tokens = dict(zip(sampled, result.result().tokens.tolist(), strict=True))
+        drawn = result.result()
+        tokens = dict(zip(sampled, drawn.tokens.tolist(), strict=True))
+        logprobs = _by_request(sampled, drawn)
+        prompts = [(part.request_id, part.first, part.logprobs.to_host()) for part in drawn.prompts]
     except Exception as error:
         return scheduler.fail(plan.number, error)
     except BaseException as error:
         scheduler.fail(plan.number, _interrupted(error))
         raise
-    return scheduler.commit(plan.number, tokens)
+    for request_id, first, found in prompts:
+        scheduler.take_prompt_logprobs(request_id, first, found)
+    extended = scheduler.commit(plan.number, tokens)
+    for job in extended:
+        job.sequence.take_logprobs(logprobs.get(job.request_id, ()))
+    return extended
+
+
+def _by_request(sampled: Sequence[int], drawn: Sampled) -> dict[int, list[TokenLogprobs]]:
+    """The log-probabilities of each request's new tokens, in their order."""
+    found: dict[int, list[TokenLogprobs]] = {}
+    if drawn.logprobs is not None:
+        for place, one in zip(drawn.logprob_rows, drawn.logprobs.to_host(), strict=True):
+            found.setdefault(sampled[place], []).append(one)
+    return found
 
 
 def _interrupted(error: BaseException) -> RuntimeError:

@@ -1,6 +1,7 @@
 """Carries plans out: pages, rows, the model, sampling. Sampled tokens stay on the device for the next plan."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -11,7 +12,8 @@ from deepinfer.cache.storage import Caches
 from deepinfer.core.batch import Batch, Pictures, Recalled
 from deepinfer.core.plan import Plan, Span
 from deepinfer.core.request import Request
-from deepinfer.core.sampled import Sampled, SampledRow
+from deepinfer.core.sampled import PromptLogprobs, Sampled, SampledRow
+from deepinfer.engine.prompt_scores import prompt_logprobs, scored_rows, scored_spans
 from deepinfer.model.batching import Arrangement, arrange
 from deepinfer.model.model import InferenceModel
 from deepinfer.model.pictures import PromptImages, combine
@@ -63,13 +65,17 @@ class ModelRunner:
             return Sampled(torch.empty(0, dtype=torch.int64, device=self._model.device))
         batch = self.batch(plan.spans)
         with batch_invariant(self._invariant):
-            logits = self._model.step(batch, self._caches).logits
+            output = self._model.step(batch, self._caches)
+            scored = None if output.scored is None else self._prompt_logprobs(plan.spans, output.scored)
         self.sampler.read(plan.spans, batch)
         rows = [SampledRow(span.request_id, span.slot, span.end) for span in plan.spans if span.sample]
-        sampled = self.sampler.sample(logits, rows)
+        sampled = self.sampler.sample(output.logits, rows)
         slots = np.array([row.slot for row in rows], dtype=np.int64)
         self._caches.newest[self._tensor(slots)] = sampled.tokens
-        return sampled
+        return sampled if scored is None else replace(sampled, prompts=scored)
+
+    def _prompt_logprobs(self, spans: Sequence[Span], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
+        return prompt_logprobs(scored_spans(spans, self._requests), hidden, self._model.head, self.sampler)
 
     def _map_pages(self, pages: Mapping[int, Sequence[int]]) -> None:
         if not pages:
@@ -84,6 +90,7 @@ class ModelRunner:
         """The rows of `spans` (at least one) as the model takes them."""
         device = self._model.device
         rows = arrange(spans, self._caches.pairs.shape[2], device)
+        scored = scored_spans(spans, self._requests)
         return Batch(
             ids=self._ids(spans, rows),
             encoder=rows.encoder,
@@ -94,6 +101,7 @@ class ModelRunner:
             pairs=rows.pairs,
             pictures=self._pictures(spans, rows),
             recalled=self._recalled(spans),
+            scored_rows=self._tensor(scored_rows(scored, rows.decoder_starts)) if scored else None,
         )
 
     def _ids(self, spans: Sequence[Span], rows: Arrangement) -> Tensor:

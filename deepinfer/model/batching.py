@@ -22,10 +22,11 @@ _SHORT = 1024
 class Arrangement:
     """Where the rows of a step lie; fields as in `Batch`.
 
-    starts: int64 [spans] on the host, each span's first row in the encoder half.
+    starts, decoder_starts: int64 [spans] on the host, each span's first row in the encoder and the decoder half.
     """
 
     starts: Integers
+    decoder_starts: Integers
     encoder: Half
     decoder: Half
     decoder_rows: Tensor
@@ -49,6 +50,7 @@ def arrange(spans: Sequence[Span], pair_ring: int, device: torch.device) -> Arra
     shift = (starts - firsts)[decoder.spans]  # from a decoder row's position to its row in the encoder half
     return Arrangement(
         starts=starts,
+        decoder_starts=decoder.by_span(decoder.starts),
         encoder=encoder.half(device),
         decoder=decoder.half(device),
         decoder_rows=_tensor(decoder.positions + decoder.spread(shift), device),

@@ -33,11 +33,13 @@ class StepOutput:
     """What a step gives.
 
     logits: FP32 [S, vocab] of the sampled rows. features: FP32 [M, F] of the decoder rows, the mean over streams of
-    what enters each drafting target layer, side by side; None unless asked for.
+    what enters each drafting target layer, side by side; None unless asked for. scored: [P, H], what the head takes of
+    the batch's scored rows; None where it has none.
     """
 
     logits: Tensor
     features: Tensor | None
+    scored: Tensor | None = None
 
 
 class InferenceModel:
@@ -77,8 +79,13 @@ class InferenceModel:
                 reach.enter_source(LiveEntries(caches, config, number, self.dtype))
             found.add(number, rows.x)
             rows = self._layer(number, rows, h, reach, caches)
-        sampled = rows.of(batch.sample_rows)
-        return StepOutput(self._logits(sampled.x, sampled.p), found.joined(len(batch.decoder_rows), rows.x))
+        logits = self.head(self._hidden(rows.of(batch.sample_rows)))
+        scored = None if batch.scored_rows is None else self._hidden(rows.of(batch.scored_rows))
+        return StepOutput(logits, found.joined(len(batch.decoder_rows), rows.x), scored)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """FP32 logits [R, vocab] of final hidden states [R, H]."""
+        return wide_linear(hidden, self.weights.head)
 
     def _enter(self, batch: Batch, caches: Caches) -> "_Rows":
         """The rows' embeddings in every stream, and what Engram looks up with."""
@@ -107,9 +114,9 @@ class InferenceModel:
         y = mixture(h, rows.is_image, self.config.num_experts_per_tok, layer.experts, self.config)
         return replace(rows, x=expand(y, x, after), p=after.pre)
 
-    def _logits(self, x: Tensor, p: Tensor) -> Tensor:
-        hidden = rms_norm(collapse(x, p), self.weights.norm, self.config.rms_norm_eps)
-        return wide_linear(hidden, self.weights.head)
+    def _hidden(self, rows: "_Rows") -> Tensor:
+        """[R, H], what the head takes."""
+        return rms_norm(collapse(rows.x, rows.p), self.weights.norm, self.config.rms_norm_eps)
 
 
 @dataclass(frozen=True)

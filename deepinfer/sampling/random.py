@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     """What a draw is for; draws of different purposes at one position are independent."""
 
     SAMPLE = 0
+    SEED = 4
 
 
 def uniform(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose) -> npt.NDArray[np.float64]:
@@ -45,3 +46,13 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words])
         a, b, c, d = right >> _HALF ^ b ^ first, right & _LOW, left >> _HALF ^ d ^ second, left & _LOW
         first, second = first + _WEYL[0] & _LOW, second + _WEYL[1] & _LOW
     return a, b, c, d
+
+
+def derived_seed(seed: int, completion: int) -> int:
+    """The seed, 0 .. 2^64 - 1, of one of several completions of a prompt; the first one has the request's own."""
+    if not completion:
+        return seed
+    counter = np.array([[completion], [0], [int(Purpose.SEED)], [0]], dtype=np.uint64)
+    key = np.array([[seed & 0xFFFFFFFF], [seed >> 32]], dtype=np.uint64)
+    high, low, _, _ = philox((counter[0], counter[1], counter[2], counter[3]), (key[0], key[1]))
+    return int(high[0]) << 32 | int(low[0])

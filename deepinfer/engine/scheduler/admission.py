@@ -31,7 +31,8 @@ class Admission:
         attempt = (job.request_id, self._kv.available_pages, spare)
         if attempt == self._refused:  # nothing has changed: do not search the prefix cache in every step
             return None
-        may_hit = self._prefix_hits and not job.preemptions
+        scored = job.sequence.request.params.prompt_logprobs is not None  # then every row of the prompt has to run
+        may_hit = self._prefix_hits and not job.preemptions and not scored
         admitted = self._kv.admit(job.request_id, job.keys, job.sequence.length, spare=spare, may_hit=may_hit)
         if admitted is None:
             self._refused = attempt

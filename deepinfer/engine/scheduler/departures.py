@@ -45,7 +45,9 @@ class Departures:
 
     def _stop(self, job: Job, phase: Phase) -> None:
         before, job.phase = job.phase, phase
-        if before is Phase.WAITING:
+        if before is Phase.FOLLOWING:
+            del self._jobs[job.request_id]
+        elif before is Phase.WAITING:
             self._waiting.remove(job)
             del self._jobs[job.request_id]
         elif before is Phase.RUNNING:

@@ -5,6 +5,14 @@ from dataclasses import dataclass
 from deepinfer.core.errors import RequestError
 from deepinfer.core.request import Request
 from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.stops import StopStrings, StopStringsOf
+
+
+def _no_stop_strings(request: Request) -> StopStrings | None:
+    """For requests without any: RequestError for others."""
+    if request.params.stop:
+        raise RequestError("stop strings take a tokenizer, and this engine was built without one")
+    return None
 
 
 @dataclass(frozen=True)
@@ -13,10 +21,12 @@ class EndRules:
 
     eos_token_id: ends a request unless it ignores it.
     context: most tokens of prompt and reply together.
+    stop_strings: makes what watches for a request's stop strings.
     """
 
     eos_token_id: int
     context: int
+    stop_strings: StopStringsOf = _no_stop_strings
 
     def sequence(self, request: Request, replay_start: int, capacity: int) -> Sequence:
         """Return the request's sequence; `capacity` is how many tokens' KV there is room for.
@@ -33,6 +43,5 @@ class EndRules:
         if not params.ignore_eos:
             stops.add(self.eos_token_id)
         room = min(self.context - length, capacity + 1 - length)
-        return Sequence(
-            request, replay_start, stops, room if params.max_tokens is None else min(room, params.max_tokens)
-        )
+        most_new = room if params.max_tokens is None else min(room, params.max_tokens)
+        return Sequence(request, replay_start, stops, most_new, self.eos_token_id, self.stop_strings(request))

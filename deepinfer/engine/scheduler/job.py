@@ -15,6 +15,7 @@ Rank = tuple[int, int]
 class Phase(Enum):
     """Where a request is on its way."""
 
+    FOLLOWING = auto()  # waits until another request has run the prompt that they share
     WAITING = auto()  # in the queue, without slot and pages
     RUNNING = auto()  # has a slot and pages, and gets rows
     LEAVING = auto()  # gets no more rows, and waits again once no step in flight uses its slot and pages

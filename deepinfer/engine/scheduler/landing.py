@@ -2,11 +2,17 @@
 
 from collections.abc import Collection, Mapping
 
+from deepinfer.core.errors import RequestError
 from deepinfer.engine.scheduler.departures import Departures
 from deepinfer.engine.scheduler.flights import Flight
 from deepinfer.engine.scheduler.job import Job, Phase
 from deepinfer.engine.scheduler.ports import PageOwner
 from deepinfer.engine.scheduler.statistics import Statistics
+
+_NO_TOKEN = (
+    "no token could be drawn: every one is forbidden (by logit_bias, or by a grammar that leads nowhere), "
+    "or the model's logits are not numbers"
+)
 
 
 class Landing:
@@ -51,6 +57,9 @@ class Landing:
 
     def _append(self, job: Job, token: int) -> None:
         job.pending -= 1
+        if token < 0:
+            self._fail(job, RequestError(_NO_TOKEN))
+            return
         job.sequence.append(token)
         self._statistics.generated_tokens += 1
         if job.sequence.finish_reason is not None:

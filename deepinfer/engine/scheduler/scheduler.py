@@ -1,8 +1,9 @@
 """The scheduler: requests in, plans out, results back, until every request has ended."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 
+from deepinfer.core.outputs import TokenLogprobs
 from deepinfer.core.plan import Plan
 from deepinfer.core.request import Request
 from deepinfer.engine.replay import ReplayPolicy
@@ -55,6 +56,7 @@ class Scheduler:
         self._keys = keys
         self._jobs: dict[int, Job] = {}
         self._waiting = Ranked()
+        self._followers: dict[int, list[Job]] = {}
         self._running = Running(limits.max_num_seqs)
         self._flights = Flights()
         self._departures = Departures(kv, self._running, self._waiting, self._jobs, self.statistics)
@@ -76,11 +78,16 @@ class Scheduler:
         """Whether a request has not ended or a step is in flight."""
         return bool(self._jobs)
 
-    def add(self, request: Request) -> int:
-        """Queue a request and return its id; RequestError, and nothing changes, if it can never fit."""
+    def add(self, request: Request, after: int | None = None) -> int:
+        """Queue a request and return its id; RequestError, and nothing changes, if it can never fit.
+
+        after: id of a request with the same prompt, whose pages it will share: it is queued when that one has run the
+        prompt, or has ended.
+        """
         capacity = self._kv.total_pages * self._kv.page_size
         length = len(request.token_ids)
-        sequence = self._ends.sequence(request, self._replay.start(length), capacity)
+        replay_start = 0 if request.params.prompt_logprobs is not None else self._replay.start(length)
+        sequence = self._ends.sequence(request, replay_start, capacity)
         request_id = self.statistics.added
         job = Job(
             request_id,
@@ -91,8 +98,13 @@ class Scheduler:
             decoder_from=sequence.replay_start if self._replay.mode == "compact" else 0,
         )
         self._jobs[request_id] = job
-        self._waiting.insert(job)
         self.statistics.added += 1
+        leader = None if after is None else self._jobs.get(after)
+        if leader is None or leader.sequence.generated or not self._shares(job):
+            self._waiting.insert(job)
+        else:
+            job.phase = Phase.FOLLOWING
+            self._followers.setdefault(leader.request_id, []).append(job)
         return request_id
 
     def job(self, request_id: int) -> Job:
@@ -106,6 +118,7 @@ class Scheduler:
             return None
         self._departures.end(job)
         self.statistics.cancelled += 1
+        self._let_follow([job])
         return job
 
     def plan(self) -> Plan | None:
@@ -135,7 +148,14 @@ class Scheduler:
         """
         extended = self._landing.take(self._flights.oldest(number), tokens)
         self._flights.close(number)
+        self._let_follow(extended)
         return extended
+
+    def take_prompt_logprobs(self, request_id: int, first: int, found: Seq[TokenLogprobs]) -> None:
+        """Take those of a request's prompt tokens from position `first` on, before the step that gave them lands."""
+        job = self._jobs.get(request_id)
+        if job is not None and job.phase is not Phase.ENDED and not job.void:
+            job.sequence.prompt_logprobs.update(enumerate(found, first))
 
     def fail(self, number: int, error: Exception, guilty: Collection[int] | None = None) -> list[Job]:
         """Take note that step `number` failed, and return the requests lost with it, their `error` set.
@@ -143,7 +163,22 @@ class Scheduler:
         guilty: ids of the requests at fault; the step's other requests begin again and lose nothing. None: all of them.
         Requests outside the step are unaffected. ValueError if the step is not the oldest in flight.
         """
-        return self._landing.lose(self._flights.close(number), error, guilty)
+        lost = self._landing.lose(self._flights.close(number), error, guilty)
+        self._let_follow(lost)
+        return lost
+
+    def _shares(self, job: Job) -> bool:
+        """Whether others with the same prompt could start from pages of it."""
+        scored = job.sequence.request.params.prompt_logprobs is not None
+        return self._limits.prefix_hits and not scored and job.sequence.length > self._kv.page_size
+
+    def _let_follow(self, leaders: Iterable[Job]) -> None:
+        """Queue what waited for requests that have run their prompt or ended."""
+        for leader in leaders:
+            for job in self._followers.pop(leader.request_id, ()):
+                if job.phase is Phase.FOLLOWING:
+                    job.phase = Phase.WAITING
+                    self._waiting.insert(job)
 
     def _decode(self, draft: Draft) -> None:
         self._growth.start_plan()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -249,6 +250,10 @@ class TestMistakes:
         assert complaints[0].startswith("deepinfer generate: error: prompt 1: the prompt is empty")
         assert complaints[1].startswith("deepinfer generate: error: prompt 3: the prompt has 3001 tokens")
 
+    @pytest.mark.parametrize("arguments", [["--top-p", "0.9"], ["--top-k", "5"], ["--min-p", "0.1"], ["-n", "2"]])
+    def test_options_of_draws_without_draws(self, command: Any, arguments: list[str]) -> None:
+        assert f"{arguments[0]} is for draws; pass a --temperature above 0" in self.refused(command, "one", *arguments)
+
     def test_half_a_checkpoint(self, tiny_checkpoint: Path, tmp_path: Path, capsys: Output) -> None:
         half = shutil.copytree(tiny_checkpoint, tmp_path / "half")
         for shard in half.glob("*.safetensors"):
@@ -267,6 +272,58 @@ class TestMistakes:
 
         monkeypatch.setattr(LLM, "generate", interrupt)
         assert command("one") == (130, "", "deepinfer generate: stopped\n")
+
+
+class TestSampling:
+    def test_every_option_reaches_the_engine(self, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        given: list[SamplingParams] = []
+        generate = LLM.generate
+
+        def noted(llm: LLM, prompts: Any, params: SamplingParams, **options: Any) -> Any:
+            given.append(params)
+            return generate(llm, prompts, params, **options)
+
+        monkeypatch.setattr(LLM, "generate", noted)
+        code, out, _ = command(
+            "one", "--max-tokens", "3", "--temperature", "0.8", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.01",
+            "--seed", "7", "-n", "2", "--stop", "ab", "--stop", "c", "--stop-token-id", "5", "--min-tokens", "1",
+            "--ignore-eos", "--presence-penalty", "0.1", "--frequency-penalty", "0.2", "--repetition-penalty", "1.1",
+            "--logit-bias", "9=-inf", "--logit-bias", "8=2.5", "--logprobs", "2", "--prompt-logprobs", "1", "--json",
+        )  # fmt: skip
+        assert code == 0
+        everything = SamplingParams(
+            0.8, 3, (5,), True, 7, 0.9, 40, 0.01, 1, ("ab", "c"), 0.1, 0.2, 1.1, {9: -math.inf, 8: 2.5}, 2, 1, 2
+        )
+        assert given == [everything]
+        unset = {"so_args"}
+        assert all(
+            getattr(everything, name) != value for name, value in vars(SamplingParams()).items() if name not in unset
+        )
+        first, second = records(out)
+        assert (first["completion"], second["completion"]) == (0, 1)
+        assert first["seq_seed"] == 7
+        for record in (first, second):
+            assert len(record["logprobs"]) == record["completion_tokens"]
+            assert all(len(one["top"]) == 2 and one["logprob"] <= 0 for one in record["logprobs"])
+            assert record["prompt_logprobs"][0] is None
+            assert len(record["prompt_logprobs"]) == record["prompt_tokens"]
+
+    def test_completions_and_stops_for_people(self, command: Any) -> None:
+        _, out, _ = command("one", "--max-tokens", "3", "--temperature", "2", "-n", "2", "--seed", "4", "--ignore-eos")
+        assert out.splitlines()[0] == "[1/1] one"
+        assert "  1. " in out
+        assert "  2. " in out
+        assert ", length, seed 4)" in out
+        _, free, _ = command("one", "--max-tokens", "3", "--ignore-eos", "--json")
+        token = records(free)[0]["token_ids"][1]
+        _, out, _ = command("one", "--max-tokens", "3", "--ignore-eos", "--stop-token-id", token)
+        assert f", stop {token})" in out
+
+    @pytest.mark.parametrize("value", ["5", "a=1", "5=x"])
+    def test_a_bias_is_a_token_and_a_number(self, command: Any, capsys: Output, value: str) -> None:
+        with pytest.raises(SystemExit):
+            command("one", "--logit-bias", value)
+        assert "error: argument --logit-bias" in capsys.readouterr().err
 
 
 def test_help_names_every_option(capsys: Output) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from deepinfer.cli.answers import as_json, show
 from deepinfer.cli.prompts import STDIN, read_prompts
+from deepinfer.cli.sampling import add_sampling, sampling_params
 from deepinfer.cli.units import parse_bytes
 from deepinfer.config.engine import DTYPES, EngineConfig
 from deepinfer.core.errors import RequestError
 from deepinfer.core.outputs import RequestOutput
-from deepinfer.core.sampling_params import SamplingParams
 
 _ABOUT = "continues prompts, or answers them as chats"
 _MODEL_HELP = "a checkpoint's directory or name (default: DEEPINFER_HF_MODEL_DIR, else the bundled checkpoint)"
@@ -36,11 +36,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--model", help=_MODEL_HELP)
     parser.add_argument("--chat", action="store_true", help="take each prompt as what a user says in a chat")
     parser.add_argument("--no-thinking", action="store_true", help="with --chat: answer without reasoning first")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="most new tokens (%(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
-    parser.add_argument("--seed", type=int, metavar="N", help="of the draws at a temperature above 0 (a fresh one)")
-    parser.add_argument("--json", action="store_true", help="write each answer as a line of JSON")
+    parser.add_argument("--json", action="store_true", help="write each completion as a line of JSON")
     parser.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    add_sampling(parser.add_argument_group("sampling"))
     _add_settings(parser.add_argument_group("engine"))
     parser.set_defaults(run=run)
 
@@ -71,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.no_thinking and not arguments.chat:
         raise RequestError("--no-thinking is for chats; pass --chat with it")
     prompts = read_prompts(arguments.prompts, arguments.file)
-    params = SamplingParams(arguments.temperature, arguments.max_tokens, seq_seed=arguments.seed)
+    params = sampling_params(arguments)
     known = [field.name for field in fields(EngineConfig)]
     llm = LLM(arguments.model, **{name: value for name, value in vars(arguments).items() if name in known})
     progress = not arguments.no_progress

@@ -38,6 +38,7 @@ class EngineConfig:
     keep_quantized: whether matrices stored in FP8 and FP4 stay so, and the inputs of their products are rounded to FP8;
         else they are dequantised to `dtype` at loading. None: only on a GPU with bfloat16.
     load_format: "checkpoint", or "random": random weights of the checkpoint's shape, whose own are not read.
+    count_experts: whether to count how often each expert is chosen (`statistics.expert_visits`).
     """
 
     max_num_seqs: int = 32
@@ -53,11 +54,12 @@ class EngineConfig:
     dtype: str | None = None
     keep_quantized: bool | None = None
     load_format: str = "checkpoint"
+    count_experts: bool = False
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             self._check_number(name, least)
-        for name in ("prefix_cache", "asynchronous"):
+        for name in ("prefix_cache", "asynchronous", "count_experts"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, getattr(self, name), "True or False")
         if self.max_num_batched_tokens < self.max_num_seqs:

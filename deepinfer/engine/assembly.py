@@ -25,6 +25,7 @@ from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.replay import ReplayPolicy
 from deepinfer.engine.scheduler import EndRules, Scheduler, SchedulerLimits
 from deepinfer.engine.stops import stop_strings_of
+from deepinfer.model.experts import ExpertLoads, local_experts
 from deepinfer.model.loading import load_weights
 from deepinfer.model.model import InferenceModel
 from deepinfer.text.engram_classes import check_engram_classes, engram_classes
@@ -40,6 +41,7 @@ class Parts:
     runner: ModelRunner
     kv: KVManager
     scheduler: Scheduler
+    expert_loads: ExpertLoads | None
 
 
 def assemble(directory: Path, environment: Environment, settings: EngineConfig) -> Parts:
@@ -57,7 +59,11 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig) 
     keep = settings.keep_quantized
     if keep is None:
         keep = device.type != "cpu" and dtype is torch.bfloat16
-    model = InferenceModel(config, load_weights(checkpoint, dtype, device, keep), classes)
+    loads, experts = None, None
+    if settings.count_experts:
+        loads = ExpertLoads(config.num_hidden_layers, config.n_routed_experts, device)
+        experts = [loads.counted(layer, local_experts) for layer in range(config.num_hidden_layers)]
+    model = InferenceModel(config, load_weights(checkpoint, dtype, device, keep), classes, experts)
     pages = _pages(config, limits.max_num_seqs, settings, device)
     caches = Caches(config, pages, limits.max_num_seqs, settings.page_size, device=device)
     # Behind a cached prefix compact replay computes KV from a shortened window, mode off from the whole prefix.
@@ -66,7 +72,7 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig) 
     ends = EndRules(config.eos_token_id, config.max_position_embeddings, stop_strings_of(tokenizer))
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys)
     runner = ModelRunner(model, caches, tokenizer.vocab_size, environment.batch_invariant)
-    return Parts(config, tokenizer, runner, kv, scheduler)
+    return Parts(config, tokenizer, runner, kv, scheduler, loads)
 
 
 def _weights(directory: Path, settings: EngineConfig, device: torch.device) -> Checkpoint | RandomCheckpoint:

@@ -34,7 +34,8 @@ class Engine:
         capacity = self._parts.kv.total_pages * self._parts.kv.page_size
         self._turn = Lock()
         self.admission = Admission(self.config, self.tokenizer, self._chat_format, capacity)
-        self.statistics = EngineStatistics(self._parts.scheduler.statistics, self._parts.kv.statistics)
+        parts = self._parts
+        self.statistics = EngineStatistics(parts.scheduler.statistics, parts.kv.statistics, parts.expert_loads)
 
     def run(
         self,

@@ -4,9 +4,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from deepinfer.cache.statistics import CacheStatistics
 from deepinfer.core.plan import Plan, Span
 from deepinfer.engine.scheduler import Job, Statistics
+from deepinfer.model.experts import ExpertLoads
 
 
 @dataclass
@@ -28,10 +31,15 @@ class EngineStatistics:
     A step that holds prompt rows counts for `prefill` (its prompt rows in its whole time), any other for `decode`.
     """
 
-    def __init__(self, scheduler: Statistics, cache: CacheStatistics) -> None:
-        self.scheduler, self.cache = scheduler, cache
+    def __init__(self, scheduler: Statistics, cache: CacheStatistics, loads: ExpertLoads | None = None) -> None:
+        self.scheduler, self.cache, self._loads = scheduler, cache, loads
         self.prefill, self.decode = Pace(), Pace()
         self._landed = 0.0
+
+    @property
+    def expert_visits(self) -> Tensor | None:
+        """How often rows chose each expert, int64 [layers, E] on the host; None if `count_experts` is off."""
+        return None if self._loads is None else self._loads.visits.cpu()
 
     def begin(self) -> None:
         """Steps follow, the first of them from now on."""

@@ -19,15 +19,21 @@ from deepinfer.engine.scheduler import Job
 from deepinfer.engine.sequence import Sequence as Running
 from deepinfer.engine.statistics import EngineStatistics
 from deepinfer.sampling.random import derived_seed
+from deepinfer.parallel.member import Member
 from deepinfer.text.chat import ChatFormat
 
 
 class Engine:
     """Owns the weights and caches of one checkpoint; the only object that runs them. Callers take turns."""
 
-    def __init__(self, directory: Path, environment: Environment, settings: EngineConfig) -> None:
-        """Load the checkpoint in `directory`; CheckpointError or ConfigError if it or the settings will not do."""
-        self._parts = assemble(directory, environment, settings)
+    def __init__(
+        self, directory: Path, environment: Environment, settings: EngineConfig, member: Member | None = None
+    ) -> None:
+        """Load the checkpoint in `directory`; CheckpointError or ConfigError if it or the settings will not do.
+
+        `member`: this rank among others that serve the same model; None: it is alone.
+        """
+        self._parts = assemble(directory, environment, settings, member)
         self._loop = run_ahead if settings.asynchronous else run_plain
         self.config, self.tokenizer = self._parts.config, self._parts.tokenizer
         self._chat_format = ChatFormat(self.tokenizer)
@@ -71,6 +77,10 @@ class Engine:
             finally:
                 self._drop(jobs)
         return [answer.output() for answer in answers]
+
+    def stand_by(self) -> bool:
+        """Help other ranks with one step of theirs; False if they have none. No request may be running here."""
+        return self._parts.model.stand_by()
 
     def close(self) -> None:
         """Copy what is worth keeping to the tiers that survive the process."""

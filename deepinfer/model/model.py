@@ -98,6 +98,10 @@ class InferenceModel:
         """FP32 logits [R, vocab] of final hidden states [R, H]."""
         return wide_linear(hidden, self.weights.head)
 
+    def stand_by(self) -> bool:
+        """Help other ranks with a step, without own rows; False if they have none, or if nothing is shared."""
+        return False
+
     def stand_by_from(self, layer: int) -> None:
         """Called where no row is left to run `layer` and those behind it."""
 

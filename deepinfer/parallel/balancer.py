@@ -59,7 +59,7 @@ class Balancer:
         self._worker = ThreadPoolExecutor(1, "deepinfer-experts")
         self._steps = 0
         self._wanted: list[tuple[int, Placement]] = []
-        self._reading: Future[_Move] | None = None
+        self._reading: Future[_Move | None] | None = None
         self.moved = 0
 
     @property
@@ -69,36 +69,34 @@ class Balancer:
 
     def between_steps(self, all_ready: int, busy: bool) -> None:
         """Called by all ranks before the same step; `all_ready`: the least of their `ready`. `busy`: a step follows."""
-        if not self._interval:
-            return
         if self._reading is not None:
-            if not all_ready:
-                return
-            self._change(self._reading.result())
-            self._reading = None
-            self._begin_next()
-        elif busy:
+            if all_ready:
+                move, self._reading = self._reading.result(), None
+                if move is not None:
+                    self._change(move)
+                    self._reading = self._worker.submit(self._fetch_next)
+        elif self._interval and busy:
             self._steps += 1
             if self._steps == self._interval:
                 self._steps = 0
-                self._plan()
-                self._begin_next()
+                visits = self._collectives.total(self._loads.visits.cpu())
+                self._loads.visits.zero_()
+                self._reading = self._worker.submit(self._plan, visits)
 
-    def _plan(self) -> None:
-        """Seek better placements by the loads of all ranks since the last time."""
-        visits = self._collectives.total(self._loads.visits.cpu()).double().numpy()
-        self._loads.visits.zero_()
-        for layer, (table, loads) in enumerate(zip(self._tables, visits, strict=True)):
+    def _plan(self, visits: Tensor) -> _Move | None:
+        """Seek better placements for `visits` [layers, E] of all ranks, and read what the first change needs."""
+        for layer, (table, loads) in enumerate(zip(self._tables, visits.double().numpy(), strict=True)):
             present = table.placement
             found = balanced_placement(loads, present.experts.size, present.ranks, self._nodes)
             if present.imbalance(loads) - found.imbalance(loads) > GAIN:
                 self._wanted.append((layer, near(found, present, self._nodes)))
+        return self._fetch_next()
 
-    def _begin_next(self) -> None:
-        if self._wanted:
-            self._reading = self._worker.submit(self._fetch, *self._wanted.pop(0))
-
-    def _fetch(self, layer: int, placement: Placement) -> _Move:
+    def _fetch_next(self) -> _Move | None:
+        """Read what the next change needs; None after the last."""
+        if not self._wanted:
+            return None
+        layer, placement = self._wanted.pop(0)
         rank = self._collectives.rank
         wanted, present = placement.experts[rank], self._tables[layer].placement.experts[rank]
         slots = np.flatnonzero(wanted != present)

@@ -98,7 +98,7 @@ def _pack(h: Tensor, ranks: Tensor, slots: Tensor, routing: Tensor, size: int, f
         parts = [codes[rows], scales[rows, None], *parts]
     else:
         parts = [h[rows], *parts]
-    data = torch.cat([part.contiguous().view(torch.uint8).view(len(rows), -1) for part in parts], 1)
+    data = torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
     return _Parcel(data, ranks_to.bincount(minlength=size), ranks.flatten().bincount(minlength=size))
 
 

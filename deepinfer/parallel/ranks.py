@@ -109,6 +109,15 @@ class Ranks:
         for _ in range(self._store.queue_len(_MAIL)):
             yield pickle.loads(self._store.queue_pop(_MAIL))
 
+    def meet(self, where: str) -> None:
+        """Wait until all ranks have come here; once for each name."""
+        self.publish(f"{where}/{self.rank}", True)
+        if self.rank == 0:
+            for rank in range(self.size):
+                self.take(f"{where}/{rank}")
+            self.publish(f"{where}/all", True)
+        self.take(f"{where}/all")
+
     # How they end.
 
     def check(self) -> None:

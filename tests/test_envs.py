@@ -27,6 +27,7 @@ DEFAULTS = Environment(
     launchers_on_node=1,
     meeting_host="127.0.0.1",
     meeting_port=29500,
+    agent_store=False,
     visible_devices=None,
     judge_base_url=None,
     judge_api_key=None,

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rank_threads import run_ranks
 from random_models import tiny
+from rank_threads import run_ranks
 from torch import Tensor
 
 from deepinfer.checkpoint.random import RandomCheckpoint
@@ -41,7 +41,9 @@ class World:
     def visits(self, rank: int, rows: int, count: int = 2) -> tuple[Tensor, Tensor, Tensor]:
         source = torch.Generator().manual_seed(rank)
         h = torch.randn(rows, HIDDEN, generator=source).to(self.dtype)
-        chosen = torch.rand(rows, EXPERTS, generator=source).topk(count).indices if rows else torch.empty(0, count).long()
+        chosen = (
+            torch.rand(rows, EXPERTS, generator=source).topk(count).indices if rows else torch.empty(0, count).long()
+        )
         return h, chosen, torch.rand(rows, count, generator=source)
 
 
@@ -170,4 +172,3 @@ def test_rows_take_the_copies_of_an_expert_in_turn() -> None:
     table.update(Placement(np.array([[1, 0], [3, 2], [3, 1]])))
     ranks, slots = table.find(torch.tensor([[0, 3]] * 2), 0)
     assert (ranks.tolist(), slots.tolist()) == ([[0, 1], [0, 2]], [[1, 0], [1, 0]])
-

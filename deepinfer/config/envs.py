@@ -30,6 +30,7 @@ class Environment:
     launchers_on_node: int
     meeting_host: str
     meeting_port: int
+    agent_store: bool
     visible_devices: str | None
     judge_base_url: str | None
     judge_api_key: str | None = field(repr=False)
@@ -183,6 +184,13 @@ VARIABLES = (
         _integer(1),
         29500,
         "port at which they meet; torchrun sets it",
+    ),
+    Variable(
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "agent_store",
+        Kind("True or False", lambda text: bool(["False", "True"].index(text))),
+        False,
+        "whether somebody listens at that port already; torchrun sets it",
     ),
     Variable(
         "CUDA_VISIBLE_DEVICES",

@@ -123,7 +123,7 @@ def _own_settings(orders: Orders) -> EngineConfig:
 
 
 def main() -> None:
-    """Take pickled orders from standard input, and serve until it closes: then the process that wrote them has ended."""
+    """Take pickled orders from standard input; serve until it closes, as it does when the process behind it ends."""
     orders: Orders = pickle.load(sys.stdin.buffer)
 
     def end_with_parent() -> None:

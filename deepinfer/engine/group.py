@@ -1,9 +1,6 @@
 """The engines of many ranks as one: starts them, spreads requests over them, gathers their outputs."""
 
-import pickle
 import socket
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,16 +11,17 @@ import torch
 
 from deepinfer.checkpoint.reader import CONFIG_FILE
 from deepinfer.config.engine import EngineConfig
-from deepinfer.config.envs import Environment, child_environment, set_variable
+from deepinfer.config.envs import Environment, set_variable
 from deepinfer.config.model import ModelConfig
 from deepinfer.core.errors import ConfigError, RankError
 from deepinfer.core.outputs import RequestOutput
 from deepinfer.core.request import Request
+from deepinfer.engine.children import Children
 from deepinfer.engine.content import content_keys
 from deepinfer.engine.follower import Answer, Done, Follower, Orders, call_key, cancel_key, join, result_key
 from deepinfer.engine.sequence import Sequence as Running
 from deepinfer.engine.statistics import EngineStatistics, merged
-from deepinfer.parallel.ranks import Ranks, free_port
+from deepinfer.parallel.ranks import Ranks, agreed_port, free_port
 from deepinfer.parallel.spread import Job, Spreader
 from deepinfer.parallel.topology import Topology, choose_topology
 
@@ -51,20 +49,21 @@ class EngineGroup:
         ModelConfig.from_file(directory / CONFIG_FILE)
         if topology.launchers > 1 and topology.local > 1 and topology.nodes < topology.launchers:
             raise ConfigError(
-                f"{topology.ranks} ranks, {topology.launchers} launchers, several a node: start one a node, or one a rank"
+                f"{topology.ranks} ranks, {topology.launchers} launchers, several a node: take one a node or one a rank"
             )
         set_variable("NCCL_NVLS_ENABLE", "0")  # NVLink multicast needs more of the machine than exchanges gain by it
         self._topology, self._turn, self._calls = topology, Lock(), 0
-        self._children: list[subprocess.Popen[bytes]] = []
         first = topology.local * (environment.launcher or 0)
         host, port, listener = _meeting_place(environment, topology)
         orders = Orders(first, topology, host, port, directory, environment, settings)
+        self.children = children = Children(first, topology.ranks)
         self._ranks = Ranks(
-            first, topology.ranks, host, port, listener=listener, on_failure=self._end_children, alive=self._lost_child
+            first, topology.ranks, host, port, listener=listener, on_failure=children.kill, alive=children.lost
         )
-        self._finalizer = weakref.finalize(self, _leave, self._ranks, self._children)
+        self._finalizer = weakref.finalize(self, _leave, self._ranks, children)
         try:
-            self._start_children(orders)
+            devices = _visible_devices(environment) if environment.accelerator == "nvidia" else []
+            children.start(orders, topology.local - 1, devices)
             _, self._engine = join(orders, self._ranks)
         except BaseException as error:
             if not isinstance(error, RankError):
@@ -183,37 +182,6 @@ class EngineGroup:
             self._ranks.fail(f"rank 0 was interrupted while the ranks ended a call ({type(error).__name__})")
             raise
 
-    def _start_children(self, orders: Orders) -> None:
-        """Start the other ranks of this launcher, each with one device of its own to see."""
-        environment, count = orders.environment, self._topology.local
-        devices = _visible_devices(environment) if environment.accelerator == "nvidia" else []
-        for place in range(1, count):
-            changes = {"CUDA_VISIBLE_DEVICES": devices[place]} if devices else {}
-            child = subprocess.Popen(
-                [sys.executable, "-c", "from deepinfer.engine.follower import main; main()"],
-                stdin=subprocess.PIPE,
-                env=child_environment(**changes),
-                start_new_session=True,  # an interrupt from the keyboard is for the leader, which tells the others
-            )
-            self._children.append(child)
-            assert child.stdin is not None
-            rank = Orders(**{**vars(orders), "rank": orders.rank + place})
-            child.stdin.write(pickle.dumps(rank))
-            child.stdin.flush()
-
-    def _lost_child(self) -> str | None:
-        """What became of a rank that this process started, if it has ended."""
-        for place, child in enumerate(self._children, 1):
-            code = child.poll()
-            if code is not None:
-                how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                return f"rank {self._ranks.rank + place} of {self._ranks.size} {how}"
-        return None
-
-    def _end_children(self, reason: str) -> None:
-        for child in self._children:
-            child.kill()
-
 
 class _Gathering:
     """What comes in for one call."""
@@ -257,10 +225,12 @@ def _rows(request: Request, output: RequestOutput) -> list[Running]:
 
 def _meeting_place(environment: Environment, topology: Topology) -> tuple[str, int, socket.socket | None]:
     """Host, port, and rank 0's socket there if it listens already."""
-    if topology.launchers > 1:
-        return environment.meeting_host, environment.meeting_port, None
-    listener, port = free_port()
-    return "127.0.0.1", port, listener
+    if topology.launchers == 1:
+        return "127.0.0.1", *free_port()
+    host = "127.0.0.1" if topology.nodes == 1 else environment.meeting_host
+    if environment.agent_store:
+        return host, *agreed_port(environment.meeting_host, environment.meeting_port, not environment.launcher)
+    return host, environment.meeting_port, None
 
 
 def _visible_devices(environment: Environment) -> list[str]:
@@ -269,15 +239,7 @@ def _visible_devices(environment: Environment) -> list[str]:
     return [name for name in environment.visible_devices.split(",") if name.strip()]
 
 
-def _leave(ranks: Ranks, children: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """End the ranks that this process started: their standard input closes."""
+def _leave(ranks: Ranks, children: Children) -> None:
+    """End the ranks that this process started."""
     ranks.close()
-    for child in children:
-        if child.stdin is not None:
-            child.stdin.close()
-    for child in children:
-        try:
-            child.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+    children.end()

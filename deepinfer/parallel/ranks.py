@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
@@ -27,12 +28,28 @@ _FAILED = "failed"
 _MAIL = "mail"
 
 
-def free_port() -> tuple[socket.socket, int]:
-    """A socket that listens on a free port of this machine alone, and the port."""
+def free_port(host: str = "127.0.0.1") -> tuple[int, socket.socket]:
+    """A free port of this machine, and a socket that listens there; by default to this machine alone."""
     listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener.bind((host, 0))
     listener.listen()
-    return listener, listener.getsockname()[1]
+    return listener.getsockname()[1], listener
+
+
+_MEETINGS = count()
+
+
+def agreed_port(host: str, port: int, leads: bool) -> tuple[int, socket.socket | None]:
+    """A port for the ranks, of which launcher 0, which `leads`, tells the others in a store that listens already.
+
+    All launchers call it as often, in the same order.
+    """
+    store, key = dist.TCPStore(host, port, None, False), f"deepinfer/{next(_MEETINGS)}"
+    if not leads:
+        return int(store.get(key)), None
+    chosen, listener = free_port("127.0.0.1" if host in ("127.0.0.1", "localhost") else "")
+    store.set(key, str(chosen))
+    return chosen, listener
 
 
 class Ranks:

@@ -65,7 +65,7 @@ def choose_topology(ep: int | None, dp: int | None, cp: int, environment: Enviro
     if ranks % launchers:
         raise ConfigError(f"{ranks} ranks cannot be shared evenly by {launchers} launchers (WORLD_SIZE)")
     room = None if devices is None else devices // on_node
-    if room is not None and ranks // launchers > room:
+    if room is not None and ranks > 1 and ranks // launchers > room:
         raise ConfigError(
             f"{ranks} ranks need {ranks // launchers} devices a launcher, which sees {room}: ep is at most WORLD_SIZE "
             f"x visible devices = {launchers * room}; set CUDA_VISIBLE_DEVICES or ask for fewer ranks"

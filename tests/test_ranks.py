@@ -65,7 +65,7 @@ def test_two_ranks_give_the_tokens_of_one(two: LLM, alone: list[RequestOutput]) 
     statistics = two.statistics.scheduler
     assert statistics.finished == len(PROMPTS)
     assert statistics.generated_tokens == sum(len(output.token_ids) for output in outputs)
-    model = group(two)._engine._parts.model
+    model = group(two)._engine._parts.runner._model
     assert isinstance(model, SharingModel)
     assert model.weights.layers[0].experts.w13.shape[0] == 3  # of four experts, and two copies, half are here
     assert model._balancer.moved > 0
@@ -118,14 +118,14 @@ def test_a_killed_rank_ends_all_with_its_error(two: LLM) -> None:
         two.generate(PROMPTS, PARAMS, use_tqdm=False)
 
 
-def test_four_ranks_two_a_kind(tiny_checkpoint: Path, alone: list[RequestOutput]) -> None:
+def test_four_ranks(tiny_checkpoint: Path, alone: list[RequestOutput]) -> None:
     llm = LLM(tiny_checkpoint, dp=4, asynchronous=False)
     assert alike(llm.generate(PROMPTS, PARAMS, use_tqdm=False), alone) >= AGREE
 
     def fail(*_: Any) -> Any:
         raise ValueError("a step that goes wrong")
 
-    model = group(llm)._engine._parts.model
+    model = group(llm)._engine._parts.runner._model
     model.experts = [fail] * len(model.experts)
     with pytest.raises(RankError, match="rank 0 of 4 failed: ValueError: a step that goes wrong"):
         llm.generate(PROMPTS, PARAMS, use_tqdm=False)

@@ -44,7 +44,6 @@ class Parts:
     runner: ModelRunner
     kv: KVManager
     scheduler: Scheduler
-    model: InferenceModel
     expert_loads: ExpertLoads | None
 
 
@@ -80,7 +79,7 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
     ends = EndRules(config.eos_token_id, config.max_position_embeddings, stop_strings_of(tokenizer))
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys)
     runner = ModelRunner(model, caches, tokenizer.vocab_size, environment.batch_invariant)
-    return Parts(config, tokenizer, runner, kv, scheduler, model, loads)
+    return Parts(config, tokenizer, runner, kv, scheduler, loads)
 
 
 def _whole_model(

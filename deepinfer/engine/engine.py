@@ -18,8 +18,8 @@ from deepinfer.engine.replies import Answer, completion_output
 from deepinfer.engine.scheduler import Job
 from deepinfer.engine.sequence import Sequence as Running
 from deepinfer.engine.statistics import EngineStatistics
-from deepinfer.sampling.random import derived_seed
 from deepinfer.parallel.member import Member
+from deepinfer.sampling.random import derived_seed
 from deepinfer.text.chat import ChatFormat
 
 
@@ -80,7 +80,7 @@ class Engine:
 
     def stand_by(self) -> bool:
         """Help other ranks with one step of theirs; False if they have none. No request may be running here."""
-        return self._parts.model.stand_by()
+        return self._parts.runner.stand_by()
 
     def close(self) -> None:
         """Copy what is worth keeping to the tiers that survive the process."""

@@ -217,9 +217,11 @@ def complete(output: RequestOutput, request: Request) -> RequestOutput:
 
 def _rows(request: Request, output: RequestOutput) -> list[Running]:
     """A request's tokens as steps would have told them: one each, the last of which ends it."""
-    count = max(1, sum(completion.num_tokens for completion in output.outputs))
-    rows = [Running(request, 0, (), count) for _ in range(count)]
-    rows[-1].finish_reason = output.outputs[-1].finish_reason
+    rows: list[Running] = []
+    for completion in output.outputs:
+        count = max(1, completion.num_tokens)
+        rows += [Running(request, 0, (), count) for _ in range(count)]
+        rows[-1].finish_reason = completion.finish_reason
     return rows
 
 

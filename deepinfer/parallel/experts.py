@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.model.weights import ExpertWeights
-from deepinfer.ops.experts import routed_experts
+from deepinfer.ops.experts import combine, routed_experts
 from deepinfer.ops.linear import quantize_rows
 from deepinfer.parallel.collectives import Collectives
 from deepinfer.parallel.placement import Placement
@@ -70,7 +70,7 @@ class SharedExperts:
             back = self._collectives.send_rows(results, visits_coming, visits)()
             ordered = torch.empty_like(back)
             ordered[ranks.flatten().argsort(stable=True)] = back
-            return ordered.view(*chosen.shape, h.shape[1]).sum(1, dtype=torch.float32).to(h.dtype)
+            return combine(ordered.view(*chosen.shape, h.shape[1]))
 
         return finish
 

@@ -7,6 +7,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 CPU_TORCH="torch==2.13.0"
 GPU_TORCH="torch>=2.11"
+XGRAMMAR="xgrammar>=0.2.9,<0.3" # as in pyproject.toml
+# What xgrammar needs on a CPU: all it asks for but Triton, which it never uses there and which takes several times more disk.
+XGRAMMAR_NEEDS=("apache-tvm-ffi>=0.1.11" "transformers>=4.38" "pydantic>=2")
 
 say() { echo "build.sh: $*"; }
 die() { echo "build.sh: $*" >&2; exit 2; }
@@ -106,6 +109,12 @@ install() {
     install_torch
     say "installing deepinfer${target#.} and what it needs"
     pip_install --editable "$target"
+    if [ "$accelerator" = cpu ]; then
+        pip_install "${XGRAMMAR_NEEDS[@]}"
+        pip_install --no-deps "$XGRAMMAR"
+    else
+        pip_install "$XGRAMMAR"
+    fi
 }
 
 [ "$accelerator" = ascend ] && say "warning: deepinfer has never been run on an Ascend device; expect to mend things"

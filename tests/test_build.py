@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("bash", "sh", "env", "cat", "cut", "sha256sum", "dirname", "basename", "mkdir", "cp", "rm", "make")
+XGRAMMAR = "xgrammar>=0.2.9,<0.3"
+ON_CPU = ["apache-tvm-ffi>=0.1.11 transformers>=4.38 pydantic>=2", f"--no-deps {XGRAMMAR}"]
 STAND_IN = f"""#!/bin/sh
 [ "$1" = -c ] || [ "$1" = - ] || echo "$(basename "$0") $*" >>"$LOG"
 case "$1" in
@@ -101,7 +104,7 @@ def test_an_unknown_argument_is_refused(cpu: Sandbox) -> None:
 
 def test_the_first_build_pins_torch_and_the_second_does_nothing(cpu: Sandbox) -> None:
     assert cpu.run().returncode == 0
-    assert cpu.installed == ["torch==2.13.0", "--editable ."]
+    assert cpu.installed == ["torch==2.13.0", "--editable .", *ON_CPU]
     assert "python3.11 -m venv .venv" in cpu.log
     done = cpu.log
     again = cpu.run()
@@ -111,12 +114,12 @@ def test_the_first_build_pins_torch_and_the_second_does_nothing(cpu: Sandbox) ->
 
 def test_the_test_extra_includes_the_rest(cpu: Sandbox) -> None:
     assert cpu.run("./build.sh", "test").returncode == 0
-    assert cpu.installed == ["torch==2.13.0", "--editable .[test]"]
+    assert cpu.installed == ["torch==2.13.0", "--editable .[test]", *ON_CPU]
     assert cpu.run().returncode == 0
-    assert len(cpu.installed) == 2
+    assert len(cpu.installed) == 4
     (cpu.root / ".venv" / ".deepinfer-test").unlink()
     assert cpu.run("./build.sh", "test").returncode == 0
-    assert len(cpu.installed) == 4
+    assert len(cpu.installed) == 8
 
 
 @pytest.mark.parametrize("file", ["pyproject.toml", "build.sh"])
@@ -125,7 +128,7 @@ def test_a_change_of_what_decides_the_build_builds_again(cpu: Sandbox, file: str
     path = cpu.root / file
     path.write_text(path.read_text() + "\n# changed\n")
     assert cpu.run().returncode == 0
-    assert cpu.installed == 2 * ["torch==2.13.0", "--editable ."]
+    assert cpu.installed == 2 * ["torch==2.13.0", "--editable .", *ON_CPU]
     assert sum("-m venv" in line for line in cpu.log) == 1
 
 
@@ -133,7 +136,7 @@ def test_a_failed_install_fails_the_build_and_is_tried_again(cpu: Sandbox) -> No
     assert cpu.run(PIP_STATUS="1").returncode == 1
     assert cpu.installed == ["torch==2.13.0"]
     assert cpu.run().returncode == 0
-    assert cpu.installed[1:] == ["torch==2.13.0", "--editable ."]
+    assert cpu.installed[1:] == ["torch==2.13.0", "--editable .", *ON_CPU]
 
 
 def test_without_a_python_it_says_what_is_missing(sandbox: Sandbox) -> None:
@@ -173,7 +176,7 @@ def test_nvidia_keeps_the_torch_that_is_there(sandbox: Sandbox, version: str) ->
     sandbox.add_module("torch", torch_module(version, "13.0"))
     result = sandbox.run(DEEPINFER_ACCELERATOR="nvidia")
     assert result.returncode == 0, result.stderr
-    assert sandbox.installed == ["--editable ."]
+    assert sandbox.installed == ["--editable .", XGRAMMAR]
     assert "python3.12 -m venv --system-site-packages .venv" in sandbox.log
 
 
@@ -195,7 +198,7 @@ def test_another_accelerator_builds_again(sandbox: Sandbox) -> None:
     sandbox.add_module("torch", torch_module("2.13.0", "13.0"))
     assert sandbox.run().returncode == 0
     assert sandbox.run(DEEPINFER_ACCELERATOR="nvidia").returncode == 0
-    assert sandbox.installed == ["torch==2.13.0", "--editable .", "--editable ."]
+    assert sandbox.installed == ["torch==2.13.0", "--editable .", *ON_CPU, "--editable .", XGRAMMAR]
 
 
 def test_ascend_says_that_it_was_never_run_and_wants_torch_npu(sandbox: Sandbox) -> None:
@@ -207,7 +210,7 @@ def test_ascend_says_that_it_was_never_run_and_wants_torch_npu(sandbox: Sandbox)
     sandbox.add_module("torch", torch_module("2.11.0", None))
     sandbox.add_module("torch_npu", "")
     assert sandbox.run(DEEPINFER_ACCELERATOR="ascend").returncode == 0
-    assert sandbox.installed == ["--editable ."]
+    assert sandbox.installed == ["--editable .", XGRAMMAR]
 
 
 @pytest.mark.parametrize("target", ["run", "test"])
@@ -220,13 +223,13 @@ def test_make_stops_where_the_build_does(cpu: Sandbox, target: str) -> None:
 
 def test_make_run_installs_and_runs_the_example(cpu: Sandbox) -> None:
     assert cpu.run("make", "run", "ARGS=--max_tokens 5").returncode == 0
-    assert cpu.installed == ["torch==2.13.0", "--editable ."]
+    assert cpu.installed == ["torch==2.13.0", "--editable .", *ON_CPU]
     assert cpu.log[-1] == "python examples/offline_inference.py --max_tokens 5"
 
 
 def test_make_test_installs_and_runs_every_check(cpu: Sandbox) -> None:
     assert cpu.run("make", "test").returncode == 0
-    assert cpu.installed == ["torch==2.13.0", "--editable .[test]"]
+    assert cpu.installed == ["torch==2.13.0", "--editable .[test]", *ON_CPU]
     checks = [line for line in cpu.log if line.startswith("python -m") and " pip " not in line]
     assert checks == [
         "python -m ruff check .",
@@ -250,3 +253,8 @@ def test_ci_starts_from_no_venv_and_ends_as_the_tests_do(cpu: Sandbox, status: i
 @pytest.mark.parametrize("path", ["build.sh", ".ci/run"])
 def test_scripts_can_be_executed(path: str) -> None:
     assert os.access(ROOT / path, os.X_OK)
+
+
+def test_build_and_package_ask_for_the_same_xgrammar() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["structured"] == [XGRAMMAR]

@@ -65,6 +65,11 @@ class Tokenizer:
         """Return the id of an added token, or None if the vocabulary does not add this spelling."""
         return self._added.get(spelling)
 
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """The ids of all added tokens."""
+        return frozenset(self._added.values())
+
     def token(self, token_id: int) -> str:
         """Return the raw vocabulary string of an id (byte-level, not text)."""
         self._check_range([token_id])

@@ -14,7 +14,6 @@ from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
 from deepinfer.engine.admission import Conversation, Prompt
 from deepinfer.engine.engine import Engine
-from deepinfer.engine.group import EngineGroup, topology_of
 from deepinfer.engine.progress import Progress
 from deepinfer.engine.statistics import EngineStatistics
 
@@ -40,13 +39,7 @@ class LLM:
         Raises CheckpointError or ConfigError for a checkpoint, a setting or an environment variable that will not do.
         """
         self.directory = resolve_model(model)
-        environment, checked = read_environment(), _engine_config(settings)
-        topology = topology_of(checked, environment)
-        self._engine: Engine | EngineGroup = (
-            Engine(self.directory, environment, checked)
-            if topology.ranks == 1
-            else EngineGroup(self.directory, environment, checked, topology)
-        )
+        self._engine = Engine(self.directory, read_environment(), _engine_config(settings))
         self.config = self._engine.config
 
     @property
@@ -89,6 +82,7 @@ class LLM:
         thinking: bool | Sequence[bool] = True,
         reasoning_effort: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_grammar: bool = True,
         use_tqdm: bool = True,
         on_error: OnError = "raise",
         on_output: OnOutput | None = None,
@@ -99,6 +93,10 @@ class LLM:
         or `{"type": "image_url", "image_url": {"url": path or data URL}}`. Each output's completion holds `reasoning`,
         `content` and `tool_calls`. `thinking` is for all conversations, or a list with one for each. The rest is as
         for `generate`.
+
+        With `tools`, a reply that calls one is held to the form of calls, the declared names and the schemas of their
+        arguments; `tool_grammar=False` leaves the model free. `so_args` of the sampling parameters take the place of
+        that; either holds from the end of the thinking on.
         """
         many = _conversation_list(messages)
         modes = _one_each(thinking, bool, len(many), "thinking", "conversation")
@@ -106,7 +104,7 @@ class LLM:
 
         def admit(index: int, conversation: Conversation, params: SamplingParams) -> Request:
             chosen = {"thinking": modes[index], **options}
-            return self._engine.admission.chat(index, conversation, params, chosen)
+            return self._engine.admission.chat(index, conversation, params, chosen, tool_grammar=tool_grammar)
 
         report = _Report(use_tqdm, on_error, on_output)
         return self._answer("conversation", many, admit, sampling_params, report)
@@ -129,6 +127,7 @@ class LLM:
                 requests.append(admit(index, item, params[index]))
             except RequestError as error:
                 errors[index] = error
+        requests = _compiled(requests, errors)
         if errors and report.on_error == "raise":
             raise _summary(errors, noun, len(items))
         outputs = [RequestOutput.failed(index, error) for index, error in errors.items()]
@@ -153,6 +152,19 @@ class _Report:
             raise RequestError(f"on_error is {self.on_error!r}; it takes 'raise' or 'return'")
         if self.on_output is not None and not callable(self.on_output):
             raise RequestError(f"on_output is {self.on_output!r:.80}; it takes a function of one output, or None")
+
+
+def _compiled(requests: Sequence[Request], errors: dict[int, RequestError]) -> list[Request]:
+    """Wait for the grammars of requests, which compile side by side; the errors of those that do not are noted."""
+    good = []
+    for request in requests:
+        try:
+            if request.grammar is not None:
+                request.grammar.wait()
+            good.append(request)
+        except RequestError as error:
+            errors[request.index] = error
+    return good
 
 
 def _engine_config(settings: Mapping[str, Any]) -> EngineConfig:

@@ -72,6 +72,7 @@ class RequestOutput:
     cached_tokens: tokens of the prompt whose global KV an earlier request had left.
     miss: why no more of the prompt was cached; None if all of it was.
     prompt_logprobs: of each of `prompt_token_ids`, None for the first and for tokens of images; None unless asked for.
+    unenforced: JSON paths of what a schema asked for, of the output or of a tool's arguments, and no grammar enforced.
     """
 
     index: int
@@ -82,6 +83,7 @@ class RequestOutput:
     cached_tokens: int = 0
     miss: str | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    unenforced: tuple[str, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from deepinfer.core.sampling_params import SamplingParams
 
-if TYPE_CHECKING:  # the noun only carries these; what they hold is the text room's affair
+if TYPE_CHECKING:  # the noun only carries these; what they hold is the affair of other rooms
+    from deepinfer.sampling.grammar.request import RequestGrammar
     from deepinfer.text.images import ImageInput
     from deepinfer.text.reply import ReplyFormat
 
@@ -25,6 +26,7 @@ class Request:
     reply: how a chat's reply is to be parsed; None for a plain prompt.
     priority: lower is served sooner; waiting makes up for a higher number.
     completion: which of the completions of its prompt it makes, from 0.
+    grammar: what the reply is held to; None: nothing.
     """
 
     index: int
@@ -37,3 +39,4 @@ class Request:
     reply: "ReplyFormat | None" = None
     priority: int = 0
     completion: int = 0
+    grammar: "RequestGrammar | None" = None

@@ -8,6 +8,7 @@ from deepinfer.config.model import ModelConfig
 from deepinfer.core.errors import RequestError
 from deepinfer.core.request import TEXT, Request
 from deepinfer.core.sampling_params import SamplingParams
+from deepinfer.sampling.grammar.request import GrammarDesk, RequestGrammar
 from deepinfer.text.chat import ChatFormat
 from deepinfer.text.images import ImageInput, expand_images, load_image, preprocess
 from deepinfer.text.reply import ReplyFormat
@@ -20,8 +21,11 @@ Conversation = Sequence[Mapping[str, Any]]
 class Admission:
     """Makes requests for one model; every method raises `RequestError` for a request that cannot be served."""
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, chat_format: ChatFormat, capacity: int) -> None:
+    def __init__(
+        self, config: ModelConfig, tokenizer: Tokenizer, chat_format: ChatFormat, grammars: GrammarDesk, capacity: int
+    ) -> None:
         """`capacity`: tokens that the caches hold, all requests together."""
+        self._grammars = grammars
         self._capacity = capacity
         self._config = config
         self._tokenizer = tokenizer
@@ -33,16 +37,29 @@ class Admission:
             if not prompt:
                 raise RequestError("the prompt is empty; it takes at least one character")
             ids = [self._config.bos_token_id, *self._tokenizer.encode(prompt)]
-            return self._request(index, prompt, ids, params)
+            return self._request(index, prompt, ids, params, grammar=self._grammars.plain(params))
         ids = self._checked_ids(prompt)
-        return self._request(index, None, ids, params)
+        return self._request(index, None, ids, params, grammar=self._grammars.plain(params))
 
-    def chat(self, index: int, messages: Conversation, params: SamplingParams, options: Mapping[str, Any]) -> Request:
-        """Admit a conversation, images included; `options` are keywords of `ChatFormat.encode`."""
+    def chat(
+        self,
+        index: int,
+        messages: Conversation,
+        params: SamplingParams,
+        options: Mapping[str, Any],
+        *,
+        tool_grammar: bool = True,
+    ) -> Request:
+        """Admit a conversation, images included; `options` are keywords of `ChatFormat.encode`.
+
+        tool_grammar: hold calls of declared tools to their form and schemas.
+        """
         encoded = self._chat_format.encode(messages, **options)
         images = [self._image(source, number) for number, source in enumerate(encoded.images)]
         ids, types = expand_images(encoded.ids, [image.grid for image in images], self._config.image_token_id)
-        return self._request(index, None, ids, params, types, images, encoded.reply)
+        tools = options.get("tools") if tool_grammar else None
+        grammar = self._grammars.reply(params, encoded.reply, tools)
+        return self._request(index, None, ids, params, types, images, encoded.reply, grammar)
 
     def _image(self, source: Any, number: int) -> ImageInput:
         if self._config.vision is None:
@@ -83,6 +100,7 @@ class Admission:
         types: Sequence[int] | None = None,
         images: Sequence[ImageInput] = (),
         reply: ReplyFormat | None = None,
+        grammar: RequestGrammar | None = None,
     ) -> Request:
         context = self._config.max_position_embeddings
         if len(ids) >= context:
@@ -97,4 +115,6 @@ class Admission:
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         seed = secrets.randbits(64) if params.seq_seed is None else params.seq_seed
         types = [TEXT] * len(ids) if types is None else types
-        return Request(index, prompt, tuple(ids), tuple(types), tuple(images), params, seed, reply)
+        return Request(
+            index, prompt, tuple(ids), tuple(types), tuple(images), params, seed, reply=reply, grammar=grammar
+        )

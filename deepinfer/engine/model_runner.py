@@ -19,6 +19,7 @@ from deepinfer.model.model import InferenceModel
 from deepinfer.model.pictures import PromptImages, combine
 from deepinfer.model.vision import embed_image
 from deepinfer.ops.choice import batch_invariant
+from deepinfer.sampling.grammar.grammars import Grammars
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.text.images import ImageInput
 
@@ -40,6 +41,7 @@ class ModelRunner:
         if config.image_token_id is not None:
             forbidden[config.image_token_id] = True
         self.sampler = Sampler(forbidden, caches.slots, config.eos_token_id)
+        self.grammars = Grammars(-(-config.vocab_size // 32), model.device)
         self._requests: dict[int, Request] = {}
         self._images: dict[int, PromptImages] = {}
 
@@ -47,6 +49,7 @@ class ModelRunner:
         """Take note of a request before the first plan that runs it."""
         self._requests[request_id] = request
         self.sampler.admit(request_id, request)
+        self.grammars.admit(request_id, request)
         if request.images:
             self._images[request_id] = PromptImages(request.token_types, request.images)
 
@@ -54,6 +57,7 @@ class ModelRunner:
         """Drop a request that no later plan runs."""
         del self._requests[request_id]
         self.sampler.forget(request_id)
+        self.grammars.forget(request_id)
         self._images.pop(request_id, None)
 
     @torch.inference_mode()
@@ -63,21 +67,19 @@ class ModelRunner:
         self._map_pages(plan.pages)
         if not plan.spans:
             return Sampled(torch.empty(0, dtype=torch.int64, device=self._model.device))
+        filling = self.grammars.start(plan.spans)
         batch = self.batch(plan.spans)
         with batch_invariant(self._invariant):
             output = self._model.step(batch, self._caches)
             scored = None if output.scored is None else self._prompt_logprobs(plan.spans, output.scored)
         self.sampler.read(plan.spans, batch)
         rows = [SampledRow(span.request_id, span.slot, span.end) for span in plan.spans if span.sample]
-        sampled = self.sampler.sample(output.logits, rows)
+        masks = None if filling is None else self.grammars.on_device(filling.result())
+        sampled = self.sampler.sample(output.logits, rows, masks)
+        self.grammars.sampled(rows, sampled.tokens)
         slots = np.array([row.slot for row in rows], dtype=np.int64)
-        self._caches.newest[self._tensor(slots)] = sampled.tokens
+        self._caches.newest[self._tensor(slots)] = sampled.tokens.clamp(min=0)  # what follows a failed draw is dropped
         return sampled if scored is None else replace(sampled, prompts=scored)
-
-    def stand_by(self) -> bool:
-        """Help other ranks with one step of theirs; False if they have none."""
-        with batch_invariant(self._invariant):
-            return self._model.stand_by()
 
     def _prompt_logprobs(self, spans: Sequence[Span], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
         return prompt_logprobs(scored_spans(spans, self._requests), hidden, self._model.head, self.sampler)

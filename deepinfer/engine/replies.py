@@ -70,6 +70,7 @@ class Answer:
             cached_tokens=first.hit_tokens,
             miss=first.miss,
             prompt_logprobs=_prompt_logprobs(first),
+            unenforced=() if request.grammar is None else request.grammar.unenforced,
         )
 
 

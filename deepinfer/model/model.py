@@ -15,7 +15,7 @@ from deepinfer.config.model import ModelConfig
 from deepinfer.core.batch import Batch, Half
 from deepinfer.model.attention import Attention, Reach
 from deepinfer.model.compression import compress
-from deepinfer.model.experts import RoutedExperts, local_experts, mixture
+from deepinfer.model.experts import mixture
 from deepinfer.model.memory import Memory, engram, look_back
 from deepinfer.model.reading import LiveEntries
 from deepinfer.model.streams import enter_streams, site_input, site_mix
@@ -45,19 +45,9 @@ class StepOutput:
 class InferenceModel:
     """The target model: weights and constants; all state lies in the caches it is given."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: ModelWeights,
-        classes: Sequence[int] | None = None,
-        experts: Sequence[RoutedExperts] | None = None,
-    ) -> None:
-        """`classes` maps token ids to Engram's compressed ids; needed where the model has Engram layers.
-
-        `experts` carries out each layer's routed experts; None: they all lie in `weights`.
-        """
+    def __init__(self, config: ModelConfig, weights: ModelWeights, classes: Sequence[int] | None = None) -> None:
+        """`classes` maps token ids to Engram's compressed ids; needed where the model has Engram layers."""
         self.config, self.weights = config, weights
-        self.experts: Sequence[RoutedExperts] = experts or [local_experts] * len(weights.layers)
         self.device, self.dtype = weights.embed.device, weights.embed.dtype
         rope, scaling = config.qk_rope_head_dim, config.rope_scaling
         self._plain = frequencies(rope, config.rope_theta).to(self.device)
@@ -84,7 +74,6 @@ class InferenceModel:
                 rows, h, reach = rows.of(chosen), h[chosen], self._reach(batch.decoder, caches)
                 found.narrow(chosen)
                 if not len(chosen):
-                    self.stand_by_from(number)
                     break
             if number in config.kv_source_layer_ids:
                 reach.enter_source(LiveEntries(caches, config, number, self.dtype))
@@ -97,13 +86,6 @@ class InferenceModel:
     def head(self, hidden: Tensor) -> Tensor:
         """FP32 logits [R, vocab] of final hidden states [R, H]."""
         return wide_linear(hidden, self.weights.head)
-
-    def stand_by(self) -> bool:
-        """Help other ranks with a step, without own rows; False if they have none, or if nothing is shared."""
-        return False
-
-    def stand_by_from(self, layer: int) -> None:
-        """Called where no row is left to run `layer` and those behind it."""
 
     def _enter(self, batch: Batch, caches: Caches) -> "_Rows":
         """The rows' embeddings in every stream, and what Engram looks up with."""
@@ -129,8 +111,7 @@ class InferenceModel:
         x = expand(self._attention[number](h, reach, caches), rows.x, mix)
         after = site_mix(x, layer.expert_site, self.config)
         h = site_input(x, mix.pre, layer.expert_site, self.config)
-        per_token, routed = self.config.num_experts_per_tok, self.experts[number]
-        y = mixture(h, rows.is_image, per_token, layer.experts, self.config, routed)
+        y = mixture(h, rows.is_image, self.config.num_experts_per_tok, layer.experts, self.config)
         return replace(rows, x=expand(y, x, after), p=after.pre)
 
     def _hidden(self, rows: "_Rows") -> Tensor:

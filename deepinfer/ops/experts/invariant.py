@@ -37,12 +37,7 @@ def routed_experts(x: Tensor, chosen: Tensor, weights: Tensor, w13: Experts, w2:
         results[order] = _grouped((activated * routing).to(x.dtype), w2, visits)
     else:
         results[order] = (_grouped(activated.to(x.dtype), w2, visits, torch.float32) * routing).to(x.dtype)
-    return combine(results.view(rows, count, x.shape[1]))
-
-
-def combine(results: Tensor) -> Tensor:
-    """The results of each row's visits [N, K, H] -> their sum [N, H]."""
-    return ordered_sum(results.float(), 1).to(results.dtype)
+    return ordered_sum(results.view(rows, count, x.shape[1]).float(), 1).to(x.dtype)
 
 
 def _grouped(x: Tensor, weight: Experts, visits: list[int], dtype: torch.dtype | None = None) -> Tensor:

@@ -1,1 +1,0 @@
-"""Many processes as one engine: ranks and their collectives, shared experts, load balancing of experts, placement."""

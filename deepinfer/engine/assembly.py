@@ -27,6 +27,7 @@ from deepinfer.engine.scheduler import EndRules, Scheduler, SchedulerLimits
 from deepinfer.engine.stops import stop_strings_of
 from deepinfer.model.loading import load_weights
 from deepinfer.model.model import InferenceModel
+from deepinfer.model.rows import RowOperators
 from deepinfer.text.engram_classes import check_engram_classes, engram_classes
 from deepinfer.text.tokenizer import Tokenizer
 
@@ -57,7 +58,8 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig) 
     keep = settings.keep_quantized
     if keep is None:
         keep = device.type != "cpu" and dtype is torch.bfloat16
-    model = InferenceModel(config, load_weights(checkpoint, dtype, device, keep), classes)
+    operators = row_operators(config, device) if keep and not environment.batch_invariant else None
+    model = InferenceModel(config, load_weights(checkpoint, dtype, device, keep), classes, operators)
     pages = _pages(config, limits.max_num_seqs, settings, device)
     caches = Caches(config, pages, limits.max_num_seqs, settings.page_size, device=device)
     # Behind a cached prefix compact replay computes KV from a shortened window, mode off from the whole prefix.
@@ -73,6 +75,15 @@ def _weights(directory: Path, settings: EngineConfig, device: torch.device) -> C
     if settings.load_format == "checkpoint":
         return Checkpoint(directory)
     return RandomCheckpoint(ModelConfig.from_file(directory / CONFIG_FILE), device)
+
+
+def row_operators(config: ModelConfig, device: torch.device) -> RowOperators | None:
+    """The kernels for attention by rows, if they are made for this model and device; SM90 is all they know."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return None
+    from deepinfer.ops.rows import nvidia
+
+    return nvidia if nvidia.fits(config) else None
 
 
 def checked_classes(tokenizer: Tokenizer, config: ModelConfig, where: str) -> list[int]:

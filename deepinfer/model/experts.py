@@ -15,5 +15,5 @@ def mixture(h: Tensor, is_image: Tensor | None, per_token: int, weights: ExpertW
     if is_image is not None:
         bias = torch.where(is_image[:, None], weights.image_bias, bias)
     chosen, routing = route(h, weights.gate, bias, per_token, config.routed_scaling_factor)
-    routed = routed_experts(h, chosen, routing, weights.w13, weights.w2, config.swiglu_limit)
-    return routed + shared_expert(h, weights.shared_w13, weights.shared_w2, config.swiglu_limit)
+    shared = shared_expert(h, weights.shared_w13, weights.shared_w2, config.swiglu_limit)
+    return routed_experts(h, chosen, routing, weights.w13, weights.w2, config.swiglu_limit, shared)

@@ -6,6 +6,7 @@ and from its attention on the decoder half runs only the rows that the batch nam
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,12 +19,12 @@ from deepinfer.model.compression import compress
 from deepinfer.model.experts import mixture
 from deepinfer.model.memory import Memory, engram, look_back
 from deepinfer.model.reading import LiveEntries
+from deepinfer.model.rows import RowAttention, RowOperators, RowReach, reach_rows
 from deepinfer.model.streams import enter_streams, site_input, site_mix
-from deepinfer.model.weights import LayerWeights, ModelWeights
+from deepinfer.model.weights import ModelWeights, SiteWeights
 from deepinfer.model.window import plan_windows
-from deepinfer.ops.hyper_connections import collapse, expand
+from deepinfer.ops.hyper_connections import advance
 from deepinfer.ops.linear import wide_linear
-from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.rope import frequencies, rotations
 from deepinfer.text.images import TEXT
 
@@ -45,8 +46,17 @@ class StepOutput:
 class InferenceModel:
     """The target model: weights and constants; all state lies in the caches it is given."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, classes: Sequence[int] | None = None) -> None:
-        """`classes` maps token ids to Engram's compressed ids; needed where the model has Engram layers."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        classes: Sequence[int] | None = None,
+        operators: RowOperators | None = None,
+    ) -> None:
+        """`classes` maps token ids to Engram's compressed ids; needed where the model has Engram layers.
+
+        operators: attend row by row with them; None: group by group.
+        """
         self.config, self.weights = config, weights
         self.device, self.dtype = weights.embed.device, weights.embed.dtype
         rope, scaling = config.qk_rope_head_dim, config.rope_scaling
@@ -57,7 +67,13 @@ class InferenceModel:
         if config.image_token_id is not None and config.image_token_id < len(known):
             known[config.image_token_id] = -1
         self._classes = known
-        self._attention = [Attention(config, n, layer.attention) for n, layer in enumerate(weights.layers)]
+        self._by_rows = operators is not None
+        self._attention: list[_LayerAttention] = [
+            Attention(config, n, layer.attention)
+            if operators is None
+            else RowAttention(config, n, layer.attention, operators)
+            for n, layer in enumerate(weights.layers)
+        ]
 
     def step(self, batch: Batch, caches: Caches, features: bool = False) -> StepOutput:
         """Run one step and leave in `caches` what later steps need."""
@@ -65,22 +81,22 @@ class InferenceModel:
         rows, reach = self._enter(batch, caches), self._reach(batch.encoder, caches)
         for number, layer in enumerate(self.weights.layers):
             if layer.engram is not None and rows.memory is not None:
-                rows = replace(rows, x=engram(rows.x, rows.memory, layer.engram, config))
-            h = site_input(rows.x, rows.p, layer.attention_site, config)
+                rows = rows.enter(engram(rows.x, rows.memory, layer.engram, config), layer.attention_site, config)
+            h = rows.h
             if number in config.kv_source_layer_ids:
                 compress(h, number, layer.attention, self._compressed, batch, caches, config)
             if number == config.decoder_start:
                 chosen = batch.decoder_rows
-                rows, h, reach = rows.of(chosen), h[chosen], self._reach(batch.decoder, caches)
+                rows, reach = rows.of(chosen), self._reach(batch.decoder, caches)
                 found.narrow(chosen)
                 if not len(chosen):
                     break
             if number in config.kv_source_layer_ids:
-                reach.enter_source(LiveEntries(caches, config, number, self.dtype))
+                self._enter_source(reach, number, caches)
             found.add(number, rows.x)
-            rows = self._layer(number, rows, h, reach, caches)
-        logits = self.head(self._hidden(rows.of(batch.sample_rows)))
-        scored = None if batch.scored_rows is None else self._hidden(rows.of(batch.scored_rows))
+            rows = self._layer(number, rows, reach, caches)
+        logits = self.head(rows.h[batch.sample_rows])
+        scored = None if batch.scored_rows is None else rows.h[batch.scored_rows]
         return StepOutput(logits, found.joined(len(batch.decoder_rows), rows.x), scored)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -98,44 +114,65 @@ class InferenceModel:
         if self.config.engram_layer_ids:
             memory = look_back(batch, caches.history, self._classes, self._pad_class, self.config)
         x, p = enter_streams(x, self.config)
-        return _Rows(x, p, is_image, memory)
+        h = site_input(x, p, self.weights.layers[0].attention_site, self.config)
+        return _Rows(x, p, h, is_image, memory)
 
-    def _reach(self, half: Half, caches: Caches) -> Reach:
+    def _reach(self, half: Half, caches: Caches) -> Reach | RowReach:
+        if self._by_rows:
+            return reach_rows(half, self.config.sliding_window, caches.ring, self._plain, self._compressed)
         windows = plan_windows(half, self.config.sliding_window, caches.ring)
         return Reach(half, windows, rotations(half.positions, self._plain), rotations(half.positions, self._compressed))
 
-    def _layer(self, number: int, rows: "_Rows", h: Tensor, reach: Reach, caches: Caches) -> "_Rows":
-        """Both sites of a layer, from the rows and their attention input [M, H]."""
-        layer: LayerWeights = self.weights.layers[number]
-        mix = site_mix(rows.x, layer.attention_site, self.config)
-        x = expand(self._attention[number](h, reach, caches), rows.x, mix)
-        after = site_mix(x, layer.expert_site, self.config)
-        h = site_input(x, mix.pre, layer.expert_site, self.config)
-        y = mixture(h, rows.is_image, self.config.num_experts_per_tok, layer.experts, self.config)
-        return replace(rows, x=expand(y, x, after), p=after.pre)
+    def _enter_source(self, reach: Reach | RowReach, layer: int, caches: Caches) -> None:
+        if isinstance(reach, RowReach):
+            reach.enter_source(caches, self.config, layer)
+        else:
+            reach.enter_source(LiveEntries(caches, self.config, layer, self.dtype))
 
-    def _hidden(self, rows: "_Rows") -> Tensor:
-        """[R, H], what the head takes."""
-        return rms_norm(collapse(rows.x, rows.p), self.weights.norm, self.config.rms_norm_eps)
+    def _layer(self, number: int, rows: "_Rows", reach: Reach | RowReach, caches: Caches) -> "_Rows":
+        """Both sites of a layer."""
+        layer, eps = self.weights.layers[number], self.config.rms_norm_eps
+        mix = site_mix(rows.x, layer.attention_site, self.config)
+        y = self._attention[number](rows.h, reach, caches)
+        x, h = advance(y, rows.x, mix, layer.expert_site.norm, eps)
+        after = site_mix(x, layer.expert_site, self.config)
+        y = mixture(h, rows.is_image, self.config.num_experts_per_tok, layer.experts, self.config)
+        x, h = advance(y, x, after, self._norm_after(number), eps)
+        return replace(rows, x=x, p=after.pre, h=h)
+
+    def _norm_after(self, layer: int) -> Tensor:
+        """FP32 [H], the norm of what comes after a layer: the next one's attention, or the head."""
+        layers = self.weights.layers
+        return layers[layer + 1].attention_site.norm if layer + 1 < len(layers) else self.weights.norm
+
+
+class _LayerAttention(Protocol):
+    def __call__(self, h: Tensor, reach: Any, caches: Caches) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class _Rows:
     """What goes from layer to layer.
 
-    x: streams [M, S, H]. p: FP32 [M, S], weights of the next collapse. is_image: bool [M]; None: no image tokens.
-    memory: None without Engram.
+    x: streams [M, S, H]. p: FP32 [M, S], weights of the next collapse. h: [M, H], the next site's normed input.
+    is_image: bool [M]; None: no image tokens. memory: None without Engram.
     """
 
     x: Tensor
     p: Tensor
+    h: Tensor
     is_image: Tensor | None
     memory: Memory | None
 
     def of(self, rows: Tensor) -> "_Rows":
         """The same of some rows, int64 [M']."""
         is_image = None if self.is_image is None else self.is_image[rows]
-        return _Rows(self.x[rows], self.p[rows], is_image, None if self.memory is None else self.memory.of(rows))
+        memory = None if self.memory is None else self.memory.of(rows)
+        return _Rows(self.x[rows], self.p[rows], self.h[rows], is_image, memory)
+
+    def enter(self, x: Tensor, site: SiteWeights, config: ModelConfig) -> "_Rows":
+        """The same with other streams, at a site."""
+        return replace(self, x=x, h=site_input(x, self.p, site, config))
 
 
 class _Features:

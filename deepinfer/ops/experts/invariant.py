@@ -22,8 +22,16 @@ def shared_expert(x: Tensor, w13: Weight, w2: Weight, limit: float) -> Tensor:
     return linear(swiglu(linear(x, w13), limit).to(x.dtype), w2)
 
 
-def routed_experts(x: Tensor, chosen: Tensor, weights: Tensor, w13: Experts, w2: Experts, limit: float) -> Tensor:
-    """x [N, H], chosen int64 [N, K], weights FP32 [N, K], w13 [E, 2I, H], w2 [E, H, I] -> [N, H].
+def routed_experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    w13: Experts,
+    w2: Experts,
+    limit: float,
+    base: Tensor | None = None,
+) -> Tensor:
+    """x [N, H], chosen int64 [N, K], weights FP32 [N, K], w13 [E, 2I, H], w2 [E, H, I], base [N, H] -> [N, H].
 
     Visits are sorted by expert, so that each used expert is one product.
     """
@@ -37,7 +45,8 @@ def routed_experts(x: Tensor, chosen: Tensor, weights: Tensor, w13: Experts, w2:
         results[order] = _grouped((activated * routing).to(x.dtype), w2, visits)
     else:
         results[order] = (_grouped(activated.to(x.dtype), w2, visits, torch.float32) * routing).to(x.dtype)
-    return ordered_sum(results.view(rows, count, x.shape[1]).float(), 1).to(x.dtype)
+    routed = ordered_sum(results.view(rows, count, x.shape[1]).float(), 1).to(x.dtype)
+    return routed if base is None else routed + base
 
 
 def _grouped(x: Tensor, weight: Experts, visits: list[int], dtype: torch.dtype | None = None) -> Tensor:

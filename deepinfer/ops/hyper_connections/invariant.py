@@ -5,6 +5,7 @@ from torch import Tensor
 
 from deepinfer.ops.hyper_connections.torch import Mix
 from deepinfer.ops.invariance import elementwise, ordered_sum, product, row_sums
+from deepinfer.ops.norm.invariant import rms_norm
 
 
 def coefficients(
@@ -67,3 +68,9 @@ def expand(y: Tensor, x: Tensor, mix: Mix) -> Tensor:
     """`post[s] * y + sum_r comb[r, s] * x[r]`: y [N, H], x [N, S, H] -> [N, S, H] in the dtype of x."""
     kept = product(mix.comb.transpose(1, 2), x.float())
     return kept.add_(mix.post[:, :, None] * y[:, None].float()).to(x.dtype)
+
+
+def advance(y: Tensor, x: Tensor, mix: Mix, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """y [N, H], x [N, S, H], norm FP32 [H] -> (`expand`, its normed `collapse` with `mix.pre` [N, H])."""
+    streams = expand(y, x, mix)
+    return streams, rms_norm(collapse(streams, mix.pre), norm, eps)

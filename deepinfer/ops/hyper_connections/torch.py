@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deepinfer.ops.norm.torch import rms_norm
+
 
 class Mix(NamedTuple):
     """Mixing coefficients of one site, FP32."""
@@ -54,3 +56,9 @@ def expand(y: Tensor, x: Tensor, mix: Mix) -> Tensor:
     """`post[s] * y + sum_r comb[r, s] * x[r]`: y [N, H], x [N, S, H] -> [N, S, H] in the dtype of x."""
     added = mix.post[:, :, None] * y[:, None].float()
     return torch.baddbmm(added, mix.comb.transpose(1, 2), x.float()).to(x.dtype)
+
+
+def advance(y: Tensor, x: Tensor, mix: Mix, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """y [N, H], x [N, S, H], norm FP32 [H] -> (`expand`, its normed `collapse` with `mix.pre` [N, H])."""
+    streams = expand(y, x, mix)
+    return streams, rms_norm(collapse(streams, mix.pre), norm, eps)

@@ -5,23 +5,26 @@ from torch import Tensor
 
 from deepinfer.ops.invariance import product
 from deepinfer.ops.linear.torch import quantize_rows
-from deepinfer.ops.linear.weights import Fp8Weight, Weight
+from deepinfer.ops.linear.weights import Fp8Rows, Fp8Weight, Weight
 
 
-def linear(x: Tensor, weight: Weight) -> Tensor:
+def linear(x: Tensor | Fp8Rows, weight: Weight) -> Tensor:
     """x [..., C], weight [R, C] -> [..., R] in the dtype of x."""
     if isinstance(weight, Tensor):
+        assert isinstance(x, Tensor), "rounded rows are for quantised weights"
         return product(x, weight.T)
-    return fp8_product(*quantize_rows(x), weight).to(x.dtype)
+    rows, dtype = (quantize_rows(x), x.dtype) if isinstance(x, Tensor) else (x, torch.bfloat16)
+    return fp8_product(*rows, weight).to(dtype)
 
 
-def grouped_linear(x: Tensor, weight: Weight) -> Tensor:
+def grouped_linear(x: Tensor | Fp8Rows, weight: Weight) -> Tensor:
     """x [N, G, C], weight [G, C, R] or FP8 [G, R, C] -> [N, G, R] in the dtype of x."""
     if isinstance(weight, Tensor):
+        assert isinstance(x, Tensor), "rounded rows are for quantised weights"
         return torch.stack([product(x[:, group], weight[group]) for group in range(len(weight))], 1)
-    codes, scales = quantize_rows(x)
+    (codes, scales), dtype = (quantize_rows(x), x.dtype) if isinstance(x, Tensor) else (x, torch.bfloat16)
     products = [fp8_product(codes[:, group], scales[:, group], weight[group]) for group in range(len(weight))]
-    return torch.stack(products, 1).to(x.dtype)
+    return torch.stack(products, 1).to(dtype)
 
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:

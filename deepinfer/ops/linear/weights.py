@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,13 @@ class Fp8Weight:
     def dequantized(self) -> Tensor:
         """FP32 [..., R, C]."""
         return self.codes.float() * self.scales[..., None]
+
+
+class Fp8Rows(NamedTuple):
+    """Rounded activations: codes E4M3 [..., C], scales FP32 [...]."""
+
+    codes: Tensor
+    scales: Tensor
 
 
 Weight = Tensor | Fp8Weight

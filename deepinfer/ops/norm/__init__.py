@@ -6,9 +6,8 @@ Rows are independent.
 """
 
 from deepinfer.ops.choice import choose
-from deepinfer.ops.norm import invariant
-from deepinfer.ops.norm import torch as plain
+from deepinfer.ops.norm import dispatch, invariant
 
-rms_norm = choose(plain.rms_norm, invariant.rms_norm)
+rms_norm = choose(dispatch.rms_norm, invariant.rms_norm)
 
 __all__ = ["rms_norm"]

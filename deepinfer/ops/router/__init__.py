@@ -6,9 +6,8 @@ scores, normalised to sum to `scaling`: the bias chooses, it does not weigh. Row
 """
 
 from deepinfer.ops.choice import choose
-from deepinfer.ops.router import invariant
-from deepinfer.ops.router import torch as plain
+from deepinfer.ops.router import dispatch, invariant
 
-route = choose(plain.route, invariant.route)
+route = choose(dispatch.route, invariant.route)
 
 __all__ = ["route"]

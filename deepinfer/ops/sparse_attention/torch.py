@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+from deepinfer.ops.cache_rows import load_rows
+from deepinfer.ops.kv_formats import unpack_latent, unpack_window
+
 ROWS_CPU, ROWS = 64, 256
 """Rows of a stretch at a time: on a CPU what they gather should fit its cache, elsewhere fill the device."""
 
@@ -58,3 +61,20 @@ def _in_window(seen: Tensor, width: int) -> Tensor:
     own = torch.arange(width - rows, width, device=seen.device)
     distance = own[:, None] - torch.arange(width, device=seen.device)
     return (distance >= 0) & (distance < seen[:, :, None])
+
+
+def attend_rows(
+    q: Tensor, windows: Tensor, near: Tensor, latents: Tensor | None, chosen: Tensor | None, sink: Tensor
+) -> Tensor:
+    """q [M, h, D], windows uint8 [A, row], near [M, W], latents uint8 [B, row], chosen [M, K], sink [h] -> [M, h, D].
+
+    Everything in FP32; places below 0 are none.
+    """
+    keys, exists = unpack_window(load_rows(windows, near.long(), near >= 0), torch.float32), near >= 0
+    if latents is not None and chosen is not None:
+        far = unpack_latent(load_rows(latents, chosen.long(), chosen >= 0), torch.float32)
+        keys, exists = torch.cat((keys, far), 1), torch.cat((exists, chosen >= 0), 1)
+    scores = torch.matmul(q.float(), keys.transpose(1, 2)) * q.shape[2] ** -0.5
+    scores = scores.masked_fill(~exists[:, None], -torch.inf)
+    weights = torch.cat((scores, sink[:, None].expand(*scores.shape[:2], 1)), -1).softmax(-1)[..., :-1]
+    return torch.matmul(weights, keys)

@@ -1,0 +1,35 @@
+"""Chooses the implementation by the arguments."""
+
+from torch import Tensor
+
+from deepinfer.ops.experts import torch as reference
+from deepinfer.ops.experts.weights import Experts, Fp4Experts
+from deepinfer.ops.linear import Fp8Weight, Weight, linear
+from deepinfer.ops.platform import accelerated
+
+
+def shared_expert(x: Tensor, w13: Weight, w2: Weight, limit: float) -> Tensor:
+    """x [N, H], w13 [2I, H], w2 [H, I] -> [N, H]."""
+    if accelerated(x) and isinstance(w2, Fp8Weight):
+        from deepinfer.ops.experts import triton
+
+        return linear(triton.activate(linear(x, w13), limit), w2)
+    return reference.shared_expert(x, w13, w2, limit)
+
+
+def routed_experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    w13: Experts,
+    w2: Experts,
+    limit: float,
+    base: Tensor | None = None,
+) -> Tensor:
+    """x [N, H], chosen int64 [N, K], weights FP32 [N, K], w13 [E, 2I, H], w2 [E, H, I], base [N, H] -> [N, H]."""
+    if accelerated(x) and isinstance(w13, Fp4Experts) and isinstance(w2, Fp4Experts):
+        from deepinfer.ops.experts import cuda
+
+        return cuda.routed_experts(x, chosen, weights, w13, w2, limit, base)
+    routed = reference.routed_experts(x, chosen, weights, w13, w2, limit)
+    return routed if base is None else routed + base

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Speed of prefill and decode, measured on the engine's runner with requests that look like long use.
+
+    python examples/benchmark.py                                              # the bundled model, on a CPU
+    python examples/benchmark.py --model released --ep_slice 8 ...            # one rank of the released model, on a GPU
+
+Prefill: prompts of `context_length` tokens of which the last `non_cached_tokens` are new, as many as fill a step of
+`prefill_batch_size` rows; what is counted are new tokens. Decode: `decode_num_requests` requests at that context, one
+row each; avg_SPS is steps a second. Both are per data-parallel rank. Weights are random for `--model released`; then
+`--ep_slice N` keeps 1/N of the experts, each row visits as many as in the whole model, so that the rank serves the
+visits that N ranks of equal batches would send it.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import torch
+from benchmarking.bounds import decode_step_seconds, prefill_token_seconds
+from benchmarking.rig import Rig, Shape, make_rig
+from benchmarking.steps import decode_plans, prefill_plans, profile, time_decode, time_prefill
+
+from deepinfer.config.released import RELEASED
+from deepinfer.core.errors import DeepInferError
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--model", help="'released' for the released shape, a checkpoint, or nothing for the default one")
+    add("--load_format", choices=("checkpoint", "random"), default="checkpoint", help="random: weights are made up")
+    add("--ep_slice", type=int, default=1, help="measure one rank of so many that share the experts")
+    add("--engram_rows", type=int, default=1 << 20, help="most rows of an Engram table of random weights")
+    add("--decode_num_requests", type=int, default=64, help="requests of a decode step; 0: no decode")
+    add("--context_length", type=int, default=32768, help="tokens of a request")
+    add("--non_cached_tokens", type=int, default=4096, help="of which prefill reads so many")
+    add("--prefill_batch_size", type=int, default=32768, help="rows of a prefill step; 0: no prefill")
+    add("--decode_steps", type=int, default=32, help="timed decode steps")
+    add("--prefill_rounds", type=int, default=3, help="how often the prefill steps are timed")
+    add("--page_size", type=int, default=64, help="tokens of a page")
+    add("--dtype", choices=("float32", "bfloat16"), help="of activations (default: the device's own)")
+    add("--profile", action="store_true", help="print where one step of each kind spends its time")
+    add("--json", help="write the results to this file")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    shape = Shape(
+        options.model,
+        options.load_format == "random" or options.model == RELEASED,
+        options.ep_slice,
+        options.engram_rows,
+        options.page_size,
+        options.dtype,
+    )
+    context, new = options.context_length, min(options.non_cached_tokens, options.context_length)
+    requests = max(options.decode_num_requests, options.prefill_batch_size // new, 1)
+    try:
+        rig = make_rig(shape, requests, context + options.decode_steps + 8)
+    except DeepInferError as error:
+        print(f"benchmark.py: {error}", file=sys.stderr)
+        return 2
+    print(
+        f"weights {rig.model.weights.nbytes / 1e9:.1f} GB, global KV {rig.caches.layout.bytes_per_token:.0f} B a token"
+    )
+    results: dict[str, Any] = {**vars(options), "device": _device(rig), "torch": torch.__version__}
+    if options.prefill_batch_size:
+        results["prefill"] = _prefill(rig, options, context, new)
+    if options.decode_num_requests:
+        results["decode"] = _decode(rig, options, context)
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+    return 0
+
+
+def _device(rig: Rig) -> str:
+    return torch.cuda.get_device_name() if rig.device.type == "cuda" else "cpu"
+
+
+def _prefill(rig: Rig, options: argparse.Namespace, context: int, new: int) -> dict[str, float]:
+    plans = prefill_plans(rig, context, new, options.prefill_batch_size)
+    timing = time_prefill(rig, plans, options.prefill_rounds)
+    speed, step = timing.rows / timing.seconds, timing.seconds / timing.steps
+    made = {"tokens_per_s": speed, "ms_per_step": 1e3 * step, "rows_per_step": timing.rows / timing.steps}
+    line = f"prefill: {speed:,.0f} tokens/s/GPU, {1e3 * step:.1f} ms a step of {made['rows_per_step']:,.0f} rows"
+    if rig.device.type == "cuda":
+        made["bound_tokens_per_s"] = 1 / prefill_token_seconds(rig.config)
+        line += f"; bound {made['bound_tokens_per_s']:,.0f} tokens/s"
+    print(line)
+    if options.profile:
+        print(profile(rig, plans[-1]))
+    return made
+
+
+def _decode(rig: Rig, options: argparse.Namespace, context: int) -> dict[str, float]:
+    requests = options.decode_num_requests
+    timing = time_decode(rig, requests, context, options.decode_steps, warmup=4)
+    sps = timing.steps / timing.seconds
+    made = {"avg_SPS": sps, "ms_per_step": 1e3 / sps, "tokens_per_s": sps * requests}
+    line = f"decode: avg_SPS {sps:.1f}, {1e3 / sps:.2f} ms a step, {sps * requests:,.0f} tokens/s/GPU"
+    if rig.device.type == "cuda":
+        made["bound_ms_per_step"] = 1e3 * decode_step_seconds(rig.config, rig.model.weights, requests)
+        line += f"; bound {made['bound_ms_per_step']:.2f} ms a step"
+    print(line)
+    if options.profile:
+        print(profile(rig, next(decode_plans(rig, requests, context, 1))))
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

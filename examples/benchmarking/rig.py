@@ -1,0 +1,145 @@
+"""A model, caches filled with plausible entries, and a runner, without requests of a user."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from deepinfer.cache.storage import Caches
+from deepinfer.checkpoint.locate import resolve_model
+from deepinfer.checkpoint.random import RandomCheckpoint
+from deepinfer.checkpoint.reader import CONFIG_FILE, Checkpoint
+from deepinfer.config.envs import read_environment
+from deepinfer.config.model import ModelConfig
+from deepinfer.config.released import RELEASED, released_config
+from deepinfer.core.errors import ConfigError
+from deepinfer.core.plan import Span
+from deepinfer.core.request import Request
+from deepinfer.core.sampling_params import SamplingParams
+from deepinfer.engine.assembly import row_operators
+from deepinfer.engine.device import select_device
+from deepinfer.engine.model_runner import ModelRunner
+from deepinfer.engine.replay import ReplayPolicy
+from deepinfer.model.loading import load_weights
+from deepinfer.model.model import InferenceModel
+from deepinfer.ops.engram import EngramHashing
+from deepinfer.ops.kv_formats import pack_index, pack_latent, pack_window
+
+_FILLED_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is measured.
+
+    model: "released" for the released model's shape, a checkpoint, or None for the default one. random: whether its
+    weights are made up. ep_slice: one rank's share of a deployment over so many ranks: experts / ep_slice, and as many
+    visits as rows of all ranks would bring it. engram_rows: most rows of a table. dtype: None for the device's own.
+    """
+
+    model: str | None
+    random: bool
+    ep_slice: int
+    engram_rows: int
+    page_size: int
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Rig:
+    """Everything that steps run with."""
+
+    config: ModelConfig
+    model: InferenceModel
+    caches: Caches
+    runner: ModelRunner
+    replay: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.model.device
+
+    def admit(self, number: int, length: int) -> Request:
+        """A request of random ids in slot `number`, with pages of its own."""
+        ids = torch.randint(5, self.config.vocab_size - 200, (length,), generator=torch.Generator().manual_seed(number))
+        params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+        request = Request(number, None, tuple(ids.tolist()), (-1,) * length, (), params, 0)
+        self.runner.admit(number, request)
+        return request
+
+    def span(self, number: int, first: int, ids: tuple[int, ...] | None, floor: int, length: int, last: bool) -> Span:
+        """The next rows of a request whose prompt has `length` tokens; `last`: they end it and give a token."""
+        count = 1 if ids is None else len(ids)
+        cut = max(floor, length - self.replay) if ids is not None else floor
+        return Span(number, number, first, count, ids, first, floor, cut, cut, last)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def make_rig(shape: Shape, requests: int, tokens: int) -> Rig:
+    """Load or make up the weights, and caches for `requests` requests of up to `tokens` tokens each."""
+    environment = read_environment()
+    device = select_device(environment.accelerator)
+    checkpoint = _weights(shape, device)
+    config = checkpoint.config
+    if tokens > config.max_position_embeddings:
+        raise ConfigError(f"{tokens} tokens are more than the model's context, {config.max_position_embeddings}")
+    dtype = getattr(torch, shape.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
+    keep = shape.random or (device.type != "cpu" and dtype is torch.bfloat16)
+    classes = [token % max(1, config.engram_compressed_vocab_size) for token in range(config.vocab_size)]
+    weights = load_weights(checkpoint, dtype, device, keep)
+    model = InferenceModel(config, weights, classes, row_operators(config, device) if keep else None)
+    each = -(-tokens // shape.page_size)
+    caches = Caches(config, requests * each, requests, shape.page_size, device=device)
+    _fill(caches)
+    order = torch.randperm(requests * each, generator=torch.Generator().manual_seed(0)).to(device)
+    caches.page_table[:, :each] = order.view(requests, each)
+    replay = ReplayPolicy.choose(environment, config)
+    return Rig(config, model, caches, ModelRunner(model, caches, config.vocab_size), replay.keep)
+
+
+def _weights(shape: Shape, device: torch.device) -> Checkpoint | RandomCheckpoint:
+    if shape.model == RELEASED:
+        return RandomCheckpoint(sliced(released_config(), shape), device)
+    directory = resolve_model(shape.model)
+    if shape.random:
+        return RandomCheckpoint(sliced(ModelConfig.from_file(Path(directory) / CONFIG_FILE), shape), device)
+    if shape.ep_slice > 1:
+        raise ConfigError("ep_slice takes random weights (--load_format random)")
+    return Checkpoint(directory)
+
+
+def sliced(config: ModelConfig, shape: Shape) -> ModelConfig:
+    """One rank's share of the experts and smaller tables; without images and drafts, which are not measured."""
+    experts, rest = divmod(config.n_routed_experts, shape.ep_slice)
+    if rest or experts < config.num_experts_per_tok:
+        raise ConfigError(f"ep_slice is {shape.ep_slice}; it takes a divisor of {config.n_routed_experts} that leaves "
+                          f"at least {config.num_experts_per_tok} experts")  # fmt: skip
+    ratios = config.compress_ratios[: config.num_hidden_layers]
+    config = replace(config, n_routed_experts=experts, vision=None, num_nextn_predict_layers=0, compress_ratios=ratios)
+    if not config.engram_layer_ids or max(config.engram_num_embeddings) <= shape.engram_rows:
+        return config
+    columns = (config.engram_max_ngram_size - 1) * config.engram_n_heads
+    config = replace(config, engram_vocab_size=max(2, shape.engram_rows // columns))
+    tables = EngramHashing.from_config(config)
+    return replace(config, engram_num_embeddings=tuple(int(t.offsets[-1] + t.primes[-1]) for t in tables))
+
+
+def _fill(caches: Caches) -> None:
+    """Entries of Gaussian values: scores differ and windows are finite, as in use."""
+    layout = caches.layout
+    packers = [(caches.latents, pack_latent, layout.sources[0].latent * 16 // 9),
+               (caches.index_keys, pack_index, layout.sources[0].index * 32 // 17),
+               ([caches.windows], pack_window, layout.window_row * 32 // 33)]  # fmt: skip
+    generator = torch.Generator(caches.page_table.device).manual_seed(0)
+    for tensors, pack, channels in packers:
+        for tensor in tensors:
+            rows = tensor.view(-1, tensor.shape[-1])
+            count = min(len(rows), _FILLED_AT_ONCE)
+            packed = pack(torch.randn(count, channels, generator=generator, device=rows.device))
+            for first in range(0, len(rows), count):
+                rows[first : first + count] = packed[: len(rows) - first]

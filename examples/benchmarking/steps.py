@@ -1,0 +1,90 @@
+"""Timed steps: prompts' ends behind cached prefixes, and decode steps one behind the other."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from benchmarking.rig import Rig
+from deepinfer.core.plan import Plan, Span
+from deepinfer.core.sampled import Sampled
+
+
+@dataclass(frozen=True)
+class Timing:
+    """steps: how many were timed. rows: of all of them. seconds: all of them together."""
+
+    steps: int
+    rows: int
+    seconds: float
+
+
+def prefill_plans(rig: Rig, context: int, new: int, batch: int) -> list[tuple[Span, ...]]:
+    """The steps that read the last `new` tokens of as many prompts of `context` tokens as fill a step of `batch` rows.
+
+    Prompts with more than `batch` new tokens are read one by one, in chunks.
+    """
+    requests = max(1, batch // new)
+    prompts = [rig.admit(number, context).token_ids for number in range(requests)]
+    floor, plans = context - new, []
+    for first in range(floor, context, min(batch, new)):
+        last = min(first + min(batch, new), context)
+        spans = [
+            rig.span(number, first, ids[first:last], floor, context, last == context)
+            for number, ids in enumerate(prompts)
+        ]
+        plans.append(tuple(spans))
+    return plans
+
+
+def time_prefill(rig: Rig, plans: list[tuple[Span, ...]], rounds: int) -> Timing:
+    """Run all plans once to warm up, then `rounds` times."""
+    _run(rig, enumerate(plans))
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        _run(rig, enumerate(plans))
+    seconds = time.perf_counter() - begin
+    rows = sum(span.count for spans in plans for span in spans)
+    return Timing(rounds * len(plans), rounds * rows, seconds)
+
+
+def decode_plans(rig: Rig, requests: int, context: int, steps: int) -> Iterator[tuple[Span, ...]]:
+    """Steps of one row a request, from position `context` on."""
+    for number in range(requests):
+        rig.admit(number, context)
+    for position in range(context, context + steps):
+        yield tuple(rig.span(number, position, None, 0, context, True) for number in range(requests))
+
+
+def time_decode(rig: Rig, requests: int, context: int, steps: int, warmup: int) -> Timing:
+    """Run `warmup` steps, then `steps` timed ones."""
+    plans = list(decode_plans(rig, requests, context, warmup + steps))
+    _run(rig, enumerate(plans[:warmup]))
+    begin = time.perf_counter()
+    _run(rig, enumerate(plans[warmup:]))
+    return Timing(steps, steps * requests, time.perf_counter() - begin)
+
+
+def _run(rig: Rig, plans: Iterator[tuple[int, tuple[Span, ...]]]) -> None:
+    """As the engine's loop: the tokens of a step come to the host when the next one has been started."""
+    flying: deque[Sampled] = deque()
+    for number, spans in plans:
+        flying.append(rig.runner.run(Plan(number, spans)))
+        if len(flying) == 2:
+            flying.popleft().tokens.tolist()
+    for sampled in flying:
+        sampled.tokens.tolist()
+    rig.synchronize()
+
+
+def profile(rig: Rig, spans: tuple[Span, ...], lines: int = 40) -> str:
+    """A table of the kernels of one step, by their time."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if rig.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as measured:
+        _run(rig, enumerate([spans]))
+    order = "self_cuda_time_total" if rig.device.type == "cuda" else "self_cpu_time_total"
+    return str(measured.key_averages().table(sort_by=order, row_limit=lines, max_name_column_width=60))

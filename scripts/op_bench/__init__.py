@@ -1,0 +1,1 @@
+"""Cases and timing of `bench_ops.py`."""

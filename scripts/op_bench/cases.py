@@ -1,0 +1,457 @@
+"""Every operator at the shapes of the released model, on random data."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepinfer.ops.experts import Fp4Experts, tile_experts
+from deepinfer.ops.experts import cuda as experts_cuda
+from deepinfer.ops.experts import torch as experts_torch
+from deepinfer.ops.experts import triton as experts_triton
+from deepinfer.ops.hyper_connections import torch as hyper_torch
+from deepinfer.ops.hyper_connections import triton as hyper_triton
+from deepinfer.ops.indexer import cuda as indexer_cuda
+from deepinfer.ops.indexer import triton as indexer_triton
+from deepinfer.ops.kv_formats import pack_index, pack_latent, pack_window, unpack_index
+from deepinfer.ops.kv_formats import triton as formats_triton
+from deepinfer.ops.linear import Fp8Rows, Fp8Weight
+from deepinfer.ops.linear import torch as linear_torch
+from deepinfer.ops.linear import triton as linear_triton
+from deepinfer.ops.norm import torch as norm_torch
+from deepinfer.ops.rope import frequencies, rotations
+from deepinfer.ops.rope import torch as rope_torch
+from deepinfer.ops.rope import triton as rope_triton
+from deepinfer.ops.router import torch as router_torch
+from deepinfer.ops.router import triton as router_triton
+from deepinfer.ops.sparse_attention import cuda as attention_cuda
+from deepinfer.ops.sparse_attention import torch as attention_torch
+from deepinfer.ops.sparse_attention import triton as attention_triton
+from op_bench.timing import Case, Prepared, Work, relative
+
+HIDDEN, WIDTH, EXPERTS, HEADS, DIM = 5120, 2304, 48, 64, 512
+L2_BYTES = 6e7
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """On the GPU."""
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def turns(rows: int, pairs: int = 32) -> Tensor:
+    """Rotations of consecutive positions."""
+    return rotations(torch.arange(rows, device="cuda"), frequencies(2 * pairs, 10000.0).cuda())
+
+
+def cases() -> Iterator[Case]:
+    """All of them, the most important first."""
+    for rows in (6, 48, 288, 768, 6144, 49152):
+        yield experts(rows)
+    for rows, compressed in ((1, True), (6, True), (64, True), (128, True), (4096, True), (4096, False)):
+        yield attention(rows, compressed)
+    for rows, keys in ((1, 8192), (128, 8192), (128, 131072), (4096, 8192)):
+        yield scores(rows, keys)
+    for rows, keys in ((1, 8192), (128, 8192), (128, 131072), (4096, 8192)):
+        yield selection(rows, keys)
+    for columns, features in ((5120, 1792), (1280, 32768), (8192, 5120), (5120, 4608), (2304, 5120)):
+        for rows in (1, 64, 128, 16384):
+            yield dense(rows, columns, features)
+    for rows in (1, 128, 16384):
+        yield from (groups(rows), streams(rows), statistics(rows), rounding(rows), queries(rows), outputs(rows))
+        yield from (window(rows), router(rows), index_queries(rows), activation(rows))
+
+
+def experts(rows: int) -> Case:
+    """Dispatch, both products with SwiGLU, and the sum, for `rows` visits: six a row, loads of spread e^(0.4 N)."""
+    touched = min(rows, EXPERTS)
+    weight_bytes = touched * 3 * HIDDEN * WIDTH * 17 / 32
+
+    def prepare() -> Prepared:
+        x = randn(rows // 6, HIDDEN)
+        loads = torch.exp(0.4 * torch.randn(EXPERTS, device="cuda"))
+        chosen = torch.stack([torch.multinomial(loads, 6) for _ in range(min(len(x), 2048))])
+        chosen = chosen.repeat(-(-len(x) // len(chosen)), 1)[: len(x)].contiguous()
+        routing = torch.rand(len(x), 6, device="cuda")
+        w13, w2 = expert_weights()
+
+        def call() -> Tensor:
+            return experts_cuda.routed_experts(x, chosen, routing, w13, w2, 10.0)
+
+        def error() -> float:
+            some = slice(-256, None)
+            wanted = experts_torch.routed_experts(x[some], chosen[some], routing[some], w13, w2, 10.0)
+            return relative(call()[some], wanted)
+
+        return Prepared([call] * (3 if rows < 10000 else 1), error)
+
+    work = Work(weight_bytes + rows * (2 * HIDDEN + 3 * WIDTH + 2 * HIDDEN), 6 * rows * HIDDEN * WIDTH)
+    return Case("experts", f"{rows} visits", work, 2e-2, prepare)
+
+
+_EXPERT_WEIGHTS: list[Fp4Experts] = []
+
+
+def expert_weights() -> tuple[Fp4Experts, Fp4Experts]:
+    """Of 48 experts, made once."""
+    if not _EXPERT_WEIGHTS:
+        for rows, columns, paired in ((2 * WIDTH, HIDDEN, True), (HIDDEN, WIDTH, False)):
+            parts = []
+            for _ in range(EXPERTS):
+                codes = torch.randint(0, 256, (1, rows, columns // 2), device="cuda", dtype=torch.int32).to(torch.uint8)
+                scales = 118 - torch.randint(0, 3, (1, rows, columns // 32), device="cuda", dtype=torch.int32)
+                parts.append(tile_experts(codes, scales.to(torch.uint8), paired)[0])
+            tiles, row_scales = (torch.cat([getattr(p, n) for p in parts]) for n in ("tiles", "scales"))
+            _EXPERT_WEIGHTS.append(Fp4Experts(tiles, row_scales, paired))
+    return _EXPERT_WEIGHTS[0], _EXPERT_WEIGHTS[1]
+
+
+def attention(rows: int, compressed: bool) -> Case:
+    """Attention over 512 entries and 128 window keys, some of them missing, or over the window alone."""
+    entries = 512 if compressed else 0
+    gathered = rows * (entries * 288 + 128 * 528)
+
+    def prepare() -> Prepared:
+        latents = pack_latent(randn(1 << 14, DIM, dtype=torch.float32)).repeat(8, 1)
+        windows = pack_window(randn(max(rows, 8) * 16, DIM, dtype=torch.float32))
+        q, sink = randn(rows, HEADS, DIM).half(), randn(HEADS, dtype=torch.float32)
+        chosen = torch.randint(0, len(latents), (rows, 512), device="cuda", dtype=torch.int32)
+        near = torch.randint(0, len(windows), (rows, 128), device="cuda", dtype=torch.int32)
+        chosen[torch.rand(rows, 512, device="cuda") < 0.1] = -1
+        near[torch.rand(rows, 128, device="cuda") < 0.1] = -1
+        far = (latents, chosen) if compressed else (None, None)
+
+        def call() -> Tensor:
+            return attention_cuda.attend_rows(q, windows, near, *far, sink)
+
+        def error() -> float:
+            some = slice(-16, None)
+            picked = (latents, chosen[some]) if compressed else (None, None)
+            return relative(call()[some], attention_torch.attend_rows(q[some], windows, near[some], *picked, sink))
+
+        return Prepared([call] * (5 if rows < 1000 else 1), error)
+
+    work = Work(gathered + rows * 4 * HEADS * DIM, 4 * rows * HEADS * DIM * (entries + 128), "fp16")
+    return Case("attention" if compressed else "attention, window", f"{rows} rows", work, 5e-3, prepare)
+
+
+def scores(rows: int, keys: int) -> Case:
+    """Index scores: each of up to 128 rows on a request of its own, more rows on one."""
+    requests = rows if rows <= 128 else 1
+
+    def prepare() -> Prepared:
+        pages = keys // 64
+        distinct = min(requests, 8)
+        stored = pack_index(randn(distinct * keys, 128, dtype=torch.float32))
+        cache = stored.repeat(-(-requests // distinct), 1)[: requests * keys]
+        table = torch.arange(requests * pages, device="cuda").view(requests, pages)
+        q, weights = randn(rows, 32, 128), randn(rows, 32)
+        codes, scaled = indexer_triton.queries(q, turns(rows), weights, 0.015)
+        each = 1 if requests > 1 or rows == 1 else indexer_triton.ROWS
+        firsts = torch.arange(0, rows, each, device="cuda", dtype=torch.int32)
+        slots = firsts if requests > 1 else torch.zeros_like(firsts)
+        visible = torch.full((rows,), keys, device="cuda", dtype=torch.int32)
+        counts = torch.full_like(firsts, each)
+
+        def call() -> Tensor:
+            groups = (slots, firsts, counts)
+            return indexer_triton.scores(codes, scaled, cache, table, *groups, visible, keys, 64, 1)
+
+        def error() -> float:
+            row = rows - 1
+            request = row if requests > 1 else 0
+            known = unpack_index(cache[request * keys : (request + 1) * keys], torch.float32)
+            rounded = rope_torch.rotate(q[row : row + 1], turns(rows)[row : row + 1, None])
+            rounded = unpack_index(pack_index(rounded), torch.float32)[0]
+            wanted = ((rounded @ known.T).relu() * weights[row].float()[:, None] * 0.015).sum(0)
+            return relative(call()[row], wanted)
+
+        return Prepared([call] * 3, error)
+
+    moved = requests * keys * 68 + rows * keys * 4
+    return Case("index scores", f"{rows} x {keys}", Work(moved, 2 * 32 * 128 * rows * keys), 1e-4, prepare)
+
+
+def selection(rows: int, keys: int) -> Case:
+    """The 512 best of each row."""
+
+    def prepare() -> Prepared:
+        values = randn(rows, keys, dtype=torch.float32)
+        visible = torch.full((rows,), keys, device="cuda", dtype=torch.int32)
+
+        def call() -> Tensor:
+            return indexer_cuda.best_of_rows(values, visible)
+
+        def error() -> float:
+            wanted = values[-64:].topk(512).indices.sort(-1).values
+            return (call()[-64:].long().sort(-1).values != wanted).float().mean().item()
+
+        return Prepared([call] * 5, error)
+
+    return Case("best 512", f"{rows} x {keys}", Work(rows * keys * 4), 0.0, prepare)
+
+
+def fp8_weight(*shape: int) -> Fp8Weight:
+    """Random, with the sizes of stored ones."""
+    return Fp8Weight(
+        (randn(*shape, dtype=torch.float32) * 96).clamp(-448, 448).to(torch.float8_e4m3fn),
+        torch.full(shape[:-1], 2.0**-12, device="cuda"),
+    )
+
+
+def dense(rows: int, columns: int, features: int) -> Case:
+    """An FP8 product of rounded rows."""
+
+    def prepare() -> Prepared:
+        copies = max(1, min(24, int(2.5 * L2_BYTES / (columns * features))))
+        weights = [fp8_weight(features, columns) for _ in range(copies)]
+        x = linear_triton.quantize_rows(randn(rows, columns))
+
+        def error() -> float:
+            some = Fp8Rows(x.codes[-64:], x.scales[-64:])
+            return relative(
+                linear_triton.linear(x, weights[0])[-64:], linear_torch.fp8_linear(some, weights[0], torch.float32)
+            )
+
+        return Prepared([lambda w=w: linear_triton.linear(x, w) for w in weights] * max(1, 6 // copies), error)
+
+    moved = columns * features + rows * (columns + 2 * features)
+    return Case(
+        f"dense {columns} -> {features}", f"{rows} rows", Work(moved, 2 * rows * columns * features), 5e-3, prepare
+    )
+
+
+def groups(rows: int) -> Case:
+    """The first output projection: eight products of 4,096 -> 1,024."""
+
+    def prepare() -> Prepared:
+        weights = [fp8_weight(8, 1024, 4096) for _ in range(4)]
+        x = linear_triton.quantize_rows(randn(rows, 8, 4096))
+
+        def error() -> float:
+            some = Fp8Rows(x.codes[-64:], x.scales[-64:])
+            wanted = linear_torch.fp8_grouped_linear(some, weights[0], torch.float32)
+            return relative(linear_triton.grouped_linear(x, weights[0])[-64:], wanted)
+
+        return Prepared([lambda w=w: linear_triton.grouped_linear(x, w) for w in weights], error)
+
+    size = 8 * 1024 * 4096
+    return Case(
+        "dense 8 x (4096 -> 1024)",
+        f"{rows} rows",
+        Work(size + rows * 8 * (4096 + 2048), 2 * rows * size),
+        5e-3,
+        prepare,
+    )
+
+
+def simple(name: str, rows: int, moved: float, limit: float, call: Callable[..., Any], wanted: Callable[..., Any],
+           compare: Callable[[Any, Any], float], *arguments: Callable[[int], Any]) -> Case:  # fmt: skip
+    """A case of an operator on rows: arguments are made from the number of rows, compared on the last 256."""
+
+    def prepare() -> Prepared:
+        made = [make(rows) for make in arguments]
+
+        def error() -> float:
+            some = [a[-256:] if isinstance(a, Tensor) and a.ndim and len(a) == rows else a for a in made]
+            return compare(call(*some), wanted(*some))
+
+        return Prepared([lambda: call(*made)] * (10 if rows < 1000 else 2), error)
+
+    return Case(name, f"{rows} rows", Work(moved), limit, prepare)
+
+
+def site() -> tuple[Tensor, Tensor, Tensor]:
+    """Weights of a site's coefficients."""
+    return (
+        0.01 * randn(24, 4 * HIDDEN, dtype=torch.float32),
+        randn(24, dtype=torch.float32),
+        randn(24, dtype=torch.float32),
+    )
+
+
+_SITE: list[tuple[Tensor, Tensor, Tensor]] = []
+
+
+def _mix(x: Tensor, module: Any) -> hyper_torch.Mix:
+    if not _SITE:
+        _SITE.append(site())
+    made: hyper_torch.Mix = module.coefficients(x, *_SITE[0], 1e-20, 1e-6, 20)
+    return made
+
+
+def streams(rows: int) -> Case:
+    """Streams after a site, and the next one's input."""
+    norm = torch.ones(HIDDEN, device="cuda")
+    mixes: dict[int, hyper_torch.Mix] = {}
+
+    def mix(x: Tensor) -> hyper_torch.Mix:
+        if len(x) not in mixes:
+            mixes[len(x)] = _mix(x, hyper_triton)
+        return mixes[len(x)]
+
+    def wanted(y: Tensor, x: Tensor) -> Tensor:
+        new = hyper_torch.expand(y, x, mix(x))
+        return norm_torch.rms_norm(hyper_torch.collapse(new, mix(x).pre), norm, 1e-20)
+
+    return simple(
+        "mHC streams",
+        rows,
+        rows * HIDDEN * 2 * 10,
+        1e-2,
+        lambda y, x: hyper_triton.advance(y, x, mix(x), norm, 1e-20)[1],
+        wanted,
+        relative,
+        lambda n: randn(n, HIDDEN),
+        lambda n: randn(n, 4, HIDDEN),
+    )
+
+
+def statistics(rows: int) -> Case:
+    """A site's coefficients."""
+    return simple(
+        "mHC coefficients",
+        rows,
+        rows * HIDDEN * 8 + 24 * 4 * HIDDEN * 4,
+        1e-5,
+        lambda x: _mix(x, hyper_triton),
+        lambda x: _mix(x, hyper_torch),
+        lambda a, b: max(map(relative, a, b)),
+        lambda n: randn(n, 4, HIDDEN),
+    )
+
+
+def rounding(rows: int) -> Case:
+    """Rows to FP8."""
+    return simple(
+        "round rows",
+        rows,
+        rows * HIDDEN * 3,
+        0.0,
+        linear_triton.quantize_rows,
+        linear_torch.quantize_rows,
+        lambda a, b: (a.codes.float() != b.codes.float()).float().mean().item(),
+        lambda n: randn(n, HIDDEN),
+    )
+
+
+def queries(rows: int) -> Case:
+    """Query heads: rotated, to FP16."""
+    return simple(
+        "rotate queries",
+        rows,
+        rows * HEADS * DIM * 4,
+        1e-3,
+        lambda q, t: rope_triton.rotate(q, t, torch.float16),
+        lambda q, t: rope_torch.rotate(q.float(), t[:, None]),
+        relative,
+        lambda n: randn(n, HEADS, DIM),
+        turns,
+    )
+
+
+def outputs(rows: int) -> Case:
+    """Attention's output: rotated back, rounded group by group."""
+    return simple(
+        "round outputs",
+        rows,
+        rows * HEADS * DIM * 3,
+        1e-3,
+        lambda o, t: attention_triton.output_rows(o, t, 8),
+        lambda o, t: linear_torch.quantize_rows(rope_torch.rotate(o, t[:, None].conj()).view(len(o), 8, -1)),
+        lambda a, b: (a.codes.float() != b.codes.float()).float().mean().item(),
+        lambda n: randn(n, HEADS, DIM),
+        turns,
+    )
+
+
+def window(rows: int) -> Case:
+    """Window keys: norm, rotation, rounding, both stores."""
+    norm = torch.ones(DIM, device="cuda")
+
+    def call(x: Tensor, t: Tensor) -> Tensor:
+        packed = torch.empty(len(x), 528, dtype=torch.uint8, device="cuda")
+        places = torch.arange(len(x), device="cuda")
+        formats_triton.window_rows(x[:, 1280:], norm, t, 1e-20, places, packed, torch.empty_like(packed))
+        return packed
+
+    def wanted(x: Tensor, t: Tensor) -> Tensor:
+        return pack_window(rope_torch.rotate(norm_torch.rms_norm(x[:, 1280:], norm, 1e-20), t))
+
+    return simple(
+        "window keys",
+        rows,
+        rows * (1024 + 2 * 528),
+        1e-2,
+        call,
+        wanted,
+        lambda a, b: (a != b).float().mean().item(),
+        lambda n: randn(n, 1792),
+        turns,
+    )
+
+
+def router(rows: int) -> Case:
+    """The choice of six from the logits of 384."""
+    return simple(
+        "router choice",
+        rows,
+        rows * 384 * 4,
+        1e-5,
+        lambda x: router_triton.choose(x, bias(), 6, 1.5)[1],
+        lambda x: router_torch.route(x, torch.eye(384, device="cuda"), bias(), 6, 1.5)[1],
+        relative,
+        lambda n: randn(n, 384, dtype=torch.float32),
+    )
+
+
+_BIAS: list[Tensor] = []
+
+
+def bias() -> Tensor:
+    """A router's."""
+    if not _BIAS:
+        _BIAS.append(0.1 * randn(384, dtype=torch.float32))
+    return _BIAS[0]
+
+
+def index_queries(rows: int) -> Case:
+    """Index queries: rotated, rounded, in the kernel's order."""
+
+    def wanted(q: Tensor, t: Tensor, w: Tensor) -> Tensor:
+        return (
+            unpack_index(pack_index(rope_torch.rotate(q, t[:, None])), torch.float32).norm(dim=-1) * w.float() * 0.015
+        )
+
+    def call(q: Tensor, t: Tensor, w: Tensor) -> Any:
+        return indexer_triton.queries(q, t, w, 0.015)
+
+    def compare(made: Any, reference: Tensor) -> float:
+        return relative(made[0].float().norm(dim=-1) * made[1], reference)
+
+    return simple(
+        "index queries",
+        rows,
+        rows * 32 * 128 * 3,
+        1e-3,
+        call,
+        wanted,
+        compare,
+        lambda n: randn(n, 32, 128),
+        turns,
+        lambda n: randn(n, 32),
+    )
+
+
+def activation(rows: int) -> Case:
+    """SwiGLU of the shared expert, rounded."""
+    return simple(
+        "SwiGLU and round",
+        rows,
+        rows * WIDTH * 5,
+        2e-2,
+        lambda x: experts_triton.activate(x, 10.0),
+        lambda x: linear_torch.quantize_rows(experts_torch.swiglu(x, 10.0).bfloat16()),
+        lambda a, b: (a.codes.float() != b.codes.float()).float().mean().item(),
+        lambda n: randn(n, 2 * WIDTH),
+    )

@@ -53,6 +53,7 @@ def test_the_table_is_the_contract() -> None:
 def test_a_whole_set_is_read(tmp_path: Path) -> None:
     dataset = load_dataset(AIME, write(tmp_path / "aime.jsonl", *aime_records(30)))
     assert [problem.answer for problem in dataset.problems] == [str(number) for number in range(30)]
+    assert dataset.extent == "whole"
     assert dataset.sha256 == hashlib.sha256((tmp_path / "aime.jsonl").read_bytes()).hexdigest()
 
 
@@ -60,7 +61,8 @@ def test_a_part_of_a_set_has_to_be_said(tmp_path: Path) -> None:
     path = write(tmp_path / "part.jsonl", *aime_records(3))
     with pytest.raises(EvalError, match=r"has 3 questions.*AIME 2026 has 30 questions.*--questions 3"):
         load_dataset(AIME, path)
-    assert len(load_dataset(AIME, path, questions=3).problems) == 3
+    part = load_dataset(AIME, path, questions=3)
+    assert (part.extent, len(part.problems)) == ("part", 3)
     with pytest.raises(EvalError, match="not the 4 of --questions"):
         load_dataset(AIME, path, questions=4)
 

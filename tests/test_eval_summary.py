@@ -22,7 +22,7 @@ from eval.harness.verdicts import Verdict
 RECORD = {
     "benchmark": "aime",
     "samples": 2,
-    "data": {"questions": 2},
+    "data": {"questions": 2, "extent": "whole"},
     "checkpoint": "c",
     "engine": {},
     "sampling": {},
@@ -138,6 +138,14 @@ class TestSummary:
         assert (found["pass_at_1"], found["standard_error"], found["interval_95"]) == (None, None, None)
         assert (found["generated"], found["failed"], found["judged"]) == (generated, failed, 3)
         assert "there is no Pass@1 until" in show(found)
+
+    def test_another_set_has_another_name_and_no_reference(self) -> None:
+        assert self.summary([True] * 4)["set"] == "AIME 2026"
+        for extent, name in (("part", "AIME 2026 (a part)"), ("sample", "sample set in the form of AIME 2026")):
+            record = {**RECORD, "data": {"questions": 2, "extent": extent}}
+            found = summarise(record, ["a", "b"], rollouts(), 0, {"rule": verdicts([True] * 4)}, "rule")
+            assert (found["set"], found["reference"]) == (name, None)
+            assert show(found).startswith(f"{name}: 2 questions")
 
     def test_truncated_samples_are_counted_and_judged(self) -> None:
         found = self.summary([False] * 4, rollouts=rollouts(finish_reason="length"))

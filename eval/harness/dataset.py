@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from eval.harness.benchmarks import Benchmark
 from eval.harness.errors import EvalError
@@ -12,14 +13,16 @@ from eval.harness.hub import CHECKSUMS, fetch
 from eval.harness.problems import Problem, read_problem
 
 SAMPLE, HUB = "sample", "hub"
+Extent = Literal["whole", "part", "sample"]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Questions and the file they came from. sha256: of its bytes."""
+    """Questions and the file they came from. sha256: of its bytes. extent: how much of the benchmark they are."""
 
     path: Path
     sha256: str
+    extent: Extent
     problems: tuple[Problem, ...]
 
     @property
@@ -46,8 +49,9 @@ def load_dataset(benchmark: Benchmark, data: str, sha256: str | None = None, que
     expected = sha256 or listed_checksum(path)
     if expected is not None and found != expected.lower():
         raise EvalError(f"{path} has the SHA-256 {found}, not {expected}: it was changed, or is another file")
-    dataset = Dataset(path, found, _parse(content, benchmark, path))
-    _check_count(benchmark, dataset, sample=data == SAMPLE, questions=questions)
+    extent: Extent = "sample" if data == SAMPLE else "whole" if questions in (None, benchmark.questions) else "part"
+    dataset = Dataset(path, found, extent, _parse(content, benchmark, path))
+    _check_count(benchmark, dataset, questions)
     return dataset
 
 
@@ -87,9 +91,11 @@ def _parse(content: bytes, benchmark: Benchmark, path: Path) -> tuple[Problem, .
     return tuple(problems.values())
 
 
-def _check_count(benchmark: Benchmark, dataset: Dataset, sample: bool, questions: int | None) -> None:
+def _check_count(benchmark: Benchmark, dataset: Dataset, questions: int | None) -> None:
     found = (len(dataset.problems), dataset.images)
-    whole = (benchmark.sample_questions, benchmark.sample_images) if sample else (benchmark.questions, benchmark.images)
+    whole = (benchmark.questions, benchmark.images)
+    if dataset.extent == "sample":
+        whole = (benchmark.sample_questions, benchmark.sample_images)
     if questions is not None and found[0] != questions:
         raise EvalError(f"{dataset.path} has {found[0]} questions, not the {questions} of --questions")
     if questions is None and found != whole:

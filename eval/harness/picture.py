@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.harness.benchmarks import BENCHMARKS
 from eval.harness.errors import EvalError
 from eval.harness.rollouts import Key, Rollout
 from eval.harness.verdicts import Verdict
@@ -72,7 +71,7 @@ def _draw_questions(axes: Any, points: Sequence[tuple[float, float]]) -> None:
 
 def _label(axes: Any, summary: Mapping[str, Any]) -> None:
     state = "" if summary["coverage_complete"] else " (not complete)"
-    axes.set_title(f"{BENCHMARKS[summary['benchmark']].title}: right answers within so many tokens{state}")
+    axes.set_title(f"{summary['set']}: right within so many tokens{state}")
     axes.set_xlabel("tokens of a sample, reasoning included")
     axes.set_ylabel("share of samples")
     axes.set_ylim(-0.03, 1.05)

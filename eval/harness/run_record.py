@@ -30,7 +30,12 @@ def make_record(
     variables = asdict(environment)
     return {
         "benchmark": benchmark.name,
-        "data": {"sha256": dataset.sha256, "questions": len(dataset.problems), "images": dataset.images},
+        "data": {
+            "extent": dataset.extent,
+            "sha256": dataset.sha256,
+            "questions": len(dataset.problems),
+            "images": dataset.images,
+        },
         "checkpoint": checkpoint_identity(directory),
         "engine": {"version": deepinfer.__version__, "commit": source_commit()},
         "sampling": sampling,

@@ -26,15 +26,28 @@ def summarise(
     per_mode = {name: _judged(expected, rollouts, verdicts) for name, verdicts in modes.items()}
     return {
         "benchmark": record["benchmark"],
+        "set": name_set(record),
         "judge": mode,
         **per_mode[mode],
         **_generated(record, expected, rollouts),
         "repeated_samples": repeated,
-        "reference": BENCHMARKS[record["benchmark"]].reference,
+        "reference": _reference(record),
         "judges": per_mode,
         "agreement": {f"{a} and {b}": agreement(modes[a], modes[b]) for a, b in combinations(sorted(modes), 2)},
         "run": {name: record[name] for name in ("checkpoint", "engine", "data", "sampling", "seed")},
     }
+
+
+def _reference(record: Mapping[str, Any]) -> float | None:
+    """What the released weights reach on the whole set; it says nothing about another one."""
+    return BENCHMARKS[record["benchmark"]].reference if record["data"]["extent"] == "whole" else None
+
+
+def name_set(record: Mapping[str, Any]) -> str:
+    """The benchmark, or what stands for it in this run."""
+    title = BENCHMARKS[record["benchmark"]].title
+    names = {"whole": title, "part": f"{title} (a part)", "sample": f"sample set in the form of {title}"}
+    return names[record["data"]["extent"]]
 
 
 def _generated(record: Mapping[str, Any], expected: Sequence[Key], rollouts: Mapping[Key, Rollout]) -> dict[str, Any]:
@@ -79,9 +92,8 @@ def _number(value: float) -> float | None:
 
 def show(summary: Mapping[str, Any]) -> str:
     """The summary for people, in Markdown."""
-    benchmark = BENCHMARKS[summary["benchmark"]]
     lines = [
-        f"{benchmark.title}: {summary['questions']} questions, {summary['samples_per_question']} samples of each",
+        f"{summary['set']}: {summary['questions']} questions, {summary['samples_per_question']} samples of each",
         "",
         "| judge | Pass@1 | standard error | 95% interval | right | judged | without answer |",
         "|---|---|---|---|---|---|---|",

@@ -84,9 +84,9 @@ def _check(path: Path, sha256: str | None) -> None:
 
 def _advice(benchmark: Benchmark, hub: HubSet, error: Exception) -> str:
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    terms = "accept its terms on its page and log in with `hf auth login`, " if hub.gated else ""
+    terms = "accept its terms on its page and log in with `hf auth login`, or " if hub.gated else ""
     return (
-        f"{hub.repository} cannot be had from the Hugging Face hub ({reason}); {terms}or pass the set as JSON Lines: "
+        f"{hub.repository} cannot be had from the Hugging Face hub ({reason}); {terms}pass the set as JSON Lines: "
         f"--data FILE. {benchmark.title}: {benchmark.licence}"
     )
 

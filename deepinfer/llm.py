@@ -14,6 +14,7 @@ from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
 from deepinfer.engine.admission import Conversation, Prompt
 from deepinfer.engine.engine import Engine
+from deepinfer.engine.group import EngineGroup, topology_of
 from deepinfer.engine.progress import Progress
 from deepinfer.engine.statistics import EngineStatistics
 
@@ -39,7 +40,13 @@ class LLM:
         Raises CheckpointError or ConfigError for a checkpoint, a setting or an environment variable that will not do.
         """
         self.directory = resolve_model(model)
-        self._engine = Engine(self.directory, read_environment(), _engine_config(settings))
+        environment, checked = read_environment(), _engine_config(settings)
+        topology = topology_of(checked, environment)
+        self._engine: Engine | EngineGroup = (
+            Engine(self.directory, environment, checked)
+            if topology.ranks == 1
+            else EngineGroup(self.directory, environment, checked, topology)
+        )
         self.config = self._engine.config
 
     @property

@@ -16,8 +16,12 @@ _LEAST = {
     "cache_bytes": 1,
     "host_cache_bytes": 0,
     "disk_cache_bytes": 1,
+    "ep": 1,
+    "dp": 1,
+    "cp": 1,
+    "rebalance_steps": 0,
 }
-_MAY_BE_NONE = ("max_chunk", "cache_bytes")
+_MAY_BE_NONE = ("max_chunk", "cache_bytes", "ep", "dp")
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,11 @@ class EngineConfig:
     keep_quantized: whether matrices stored in FP8 and FP4 stay so, and the inputs of their products are rounded to FP8;
         else they are dequantised to `dtype` at loading. None: only on a GPU with bfloat16.
     load_format: "checkpoint", or "random": random weights of the checkpoint's shape, whose own are not read.
+    ep: ranks that share the routed experts: all, or 1 (every rank has all of them). dp: groups of ranks that serve
+        requests of their own. cp: ranks of a group, which share a prompt's rows. Ranks are dp x cp; None: by the rest.
+    rebalance_steps: where experts are shared, steps after which they move to other ranks by the loads that were
+        counted; 0: never.
+    count_experts: whether to count how often each expert is chosen (`statistics.expert_visits`).
     """
 
     max_num_seqs: int = 32
@@ -53,11 +62,16 @@ class EngineConfig:
     dtype: str | None = None
     keep_quantized: bool | None = None
     load_format: str = "checkpoint"
+    ep: int | None = None
+    dp: int | None = None
+    cp: int = 1
+    rebalance_steps: int = 1000
+    count_experts: bool = False
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             self._check_number(name, least)
-        for name in ("prefix_cache", "asynchronous"):
+        for name in ("prefix_cache", "asynchronous", "count_experts"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, getattr(self, name), "True or False")
         if self.max_num_batched_tokens < self.max_num_seqs:

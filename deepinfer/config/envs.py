@@ -25,6 +25,12 @@ class Environment:
     batch_invariant: bool
     extra_experts: int | None
     nodes: int
+    launcher: int | None
+    launcher_on_node: int
+    launchers_on_node: int
+    meeting_host: str
+    meeting_port: int
+    agent_store: bool
     visible_devices: str | None
     judge_base_url: str | None
     judge_api_key: str | None = field(repr=False)
@@ -142,7 +148,49 @@ VARIABLES = (
         "nodes",
         _integer(1),
         1,
-        "number of nodes; expert-parallel ranks are this times the visible devices",
+        "number of launchers, as a rule one a node; ranks are at most this times the visible devices",
+    ),
+    Variable(
+        "RANK",
+        "launcher",
+        _integer(0),
+        None,
+        "number of this launcher among WORLD_SIZE; torchrun sets it",
+    ),
+    Variable(
+        "LOCAL_RANK",
+        "launcher_on_node",
+        _integer(0),
+        0,
+        "number of this launcher on its node; torchrun sets it",
+    ),
+    Variable(
+        "LOCAL_WORLD_SIZE",
+        "launchers_on_node",
+        _integer(1),
+        1,
+        "launchers on each node, which share its visible devices; torchrun sets it",
+    ),
+    Variable(
+        "MASTER_ADDR",
+        "meeting_host",
+        _TEXT,
+        "127.0.0.1",
+        "host of launcher 0, where several launchers meet; torchrun sets it",
+    ),
+    Variable(
+        "MASTER_PORT",
+        "meeting_port",
+        _integer(1),
+        29500,
+        "port at which they meet; torchrun sets it",
+    ),
+    Variable(
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "agent_store",
+        Kind("True or False", lambda text: bool(["False", "True"].index(text))),
+        False,
+        "whether somebody listens at that port already; torchrun sets it",
     ),
     Variable(
         "CUDA_VISIBLE_DEVICES",
@@ -200,6 +248,16 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         if name.startswith(_PREFIXES) and name not in known:
             raise ConfigError(_unknown(name, known))
     return Environment(**{variable.attribute: _value(variable, environ) for variable in VARIABLES})
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """The environment for a process that works for this one, with `changes`."""
+    return {**os.environ, **changes}
+
+
+def set_variable(name: str, value: str) -> None:
+    """Set a variable that a library reads in this process, unless a user has set it."""
+    os.environ.setdefault(name, value)
 
 
 def describe_environment() -> str:

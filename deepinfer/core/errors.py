@@ -19,3 +19,7 @@ class RequestError(DeepInferError):
 
 class EngineError(DeepInferError):
     """A step of the engine failed under a request that was good; the requests outside that step are unaffected."""
+
+
+class RankError(EngineError):
+    """A rank failed, and all that share its work have ended with it; the engine cannot be used any more."""

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +26,12 @@ from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.replay import ReplayPolicy
 from deepinfer.engine.scheduler import EndRules, Scheduler, SchedulerLimits
 from deepinfer.engine.stops import stop_strings_of
+from deepinfer.model.experts import ExpertLoads, RoutedExperts, local_experts
 from deepinfer.model.loading import load_weights
 from deepinfer.model.model import InferenceModel
 from deepinfer.model.rows import RowOperators
+from deepinfer.parallel.member import Member
+from deepinfer.parallel.sharing import sharing_model
 from deepinfer.text.engram_classes import check_engram_classes, engram_classes
 from deepinfer.text.tokenizer import Tokenizer
 
@@ -41,10 +45,14 @@ class Parts:
     runner: ModelRunner
     kv: KVManager
     scheduler: Scheduler
+    expert_loads: ExpertLoads | None
 
 
-def assemble(directory: Path, environment: Environment, settings: EngineConfig) -> Parts:
-    """Load the checkpoint in `directory`; CheckpointError or ConfigError if it or the settings will not do."""
+def assemble(directory: Path, environment: Environment, settings: EngineConfig, member: Member | None = None) -> Parts:
+    """Load the checkpoint in `directory`; CheckpointError or ConfigError if it or the settings will not do.
+
+    `member`: this rank among others; None: it is alone.
+    """
     device = select_device(environment.accelerator)
     checkpoint = _weights(directory, settings, device)
     config = checkpoint.config
@@ -58,8 +66,13 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig) 
     keep = settings.keep_quantized
     if keep is None:
         keep = device.type != "cpu" and dtype is torch.bfloat16
-    operators = row_operators(config, device) if keep and not environment.batch_invariant else None
-    model = InferenceModel(config, load_weights(checkpoint, dtype, device, keep), classes, operators)
+    loads: ExpertLoads | None
+    if member is not None and member.collectives is not None:
+        extra, interval = environment.extra_experts or 0, settings.rebalance_steps
+        model, loads = sharing_model(checkpoint, classes, dtype, device, keep, member, extra, interval)
+    else:
+        operators = row_operators(config, device) if keep and not environment.batch_invariant else None
+        model, loads = _whole_model(checkpoint, classes, dtype, device, keep, operators, settings.count_experts)
     pages = _pages(config, limits.max_num_seqs, settings, device)
     caches = Caches(config, pages, limits.max_num_seqs, settings.page_size, device=device)
     # Behind a cached prefix compact replay computes KV from a shortened window, mode off from the whole prefix.
@@ -68,7 +81,26 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig) 
     ends = EndRules(config.eos_token_id, config.max_position_embeddings, stop_strings_of(tokenizer))
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys)
     runner = ModelRunner(model, caches, tokenizer.vocab_size, environment.batch_invariant)
-    return Parts(config, tokenizer, runner, kv, scheduler)
+    return Parts(config, tokenizer, runner, kv, scheduler, loads)
+
+
+def _whole_model(
+    checkpoint: Checkpoint | RandomCheckpoint,
+    classes: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    keep: bool,
+    operators: RowOperators | None,
+    count: bool,
+) -> tuple[InferenceModel, ExpertLoads | None]:
+    """The model of a process that holds all experts."""
+    config, loads = checkpoint.config, None
+    experts: Sequence[RoutedExperts] | None = None
+    if count:
+        loads = ExpertLoads(config.num_hidden_layers, config.n_routed_experts, device)
+        experts = [loads.counted(layer, local_experts) for layer in range(config.num_hidden_layers)]
+    weights = load_weights(checkpoint, dtype, device, keep)
+    return InferenceModel(config, weights, classes, operators, experts), loads
 
 
 def _weights(directory: Path, settings: EngineConfig, device: torch.device) -> Checkpoint | RandomCheckpoint:

@@ -18,6 +18,7 @@ from deepinfer.engine.replies import Answer, completion_output
 from deepinfer.engine.scheduler import Job
 from deepinfer.engine.sequence import Sequence as Running
 from deepinfer.engine.statistics import EngineStatistics
+from deepinfer.parallel.member import Member
 from deepinfer.sampling.grammar.compiler import Compiler
 from deepinfer.sampling.grammar.request import GrammarDesk
 from deepinfer.sampling.grammar.vocabulary import Vocabulary
@@ -28,9 +29,14 @@ from deepinfer.text.chat import ChatFormat
 class Engine:
     """Owns the weights and caches of one checkpoint; the only object that runs them. Callers take turns."""
 
-    def __init__(self, directory: Path, environment: Environment, settings: EngineConfig) -> None:
-        """Load the checkpoint in `directory`; CheckpointError or ConfigError if it or the settings will not do."""
-        self._parts = assemble(directory, environment, settings)
+    def __init__(
+        self, directory: Path, environment: Environment, settings: EngineConfig, member: Member | None = None
+    ) -> None:
+        """Load the checkpoint in `directory`; CheckpointError or ConfigError if it or the settings will not do.
+
+        `member`: this rank among others that serve the same model; None: it is alone.
+        """
+        self._parts = assemble(directory, environment, settings, member)
         self._loop = run_ahead if settings.asynchronous else run_plain
         self.config, self.tokenizer = self._parts.config, self._parts.tokenizer
         self._chat_format = ChatFormat(self.tokenizer)
@@ -39,7 +45,8 @@ class Engine:
         vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size, self.config.eos_token_id)
         grammars = GrammarDesk(Compiler(vocabulary))
         self.admission = Admission(self.config, self.tokenizer, self._chat_format, grammars, capacity)
-        self.statistics = EngineStatistics(self._parts.scheduler.statistics, self._parts.kv.statistics)
+        parts = self._parts
+        self.statistics = EngineStatistics(parts.scheduler.statistics, parts.kv.statistics, parts.expert_loads)
 
     def run(
         self,
@@ -75,6 +82,10 @@ class Engine:
             finally:
                 self._drop(jobs)
         return [answer.output() for answer in answers]
+
+    def stand_by(self) -> bool:
+        """Help other ranks with one step of theirs; False if they have none. No request may be running here."""
+        return self._parts.runner.stand_by()
 
     def close(self) -> None:
         """Copy what is worth keeping to the tiers that survive the process."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
+from deepinfer.core.errors import RankError
 from deepinfer.core.outputs import TokenLogprobs
 from deepinfer.core.plan import Plan
 from deepinfer.core.sampled import Sampled
@@ -73,6 +74,9 @@ def _land(scheduler: Scheduler, plan: Plan, result: Future[Sampled]) -> list[Job
         tokens = dict(zip(sampled, drawn.tokens.tolist(), strict=True))
         logprobs = _by_request(sampled, drawn)
         prompts = [(part.request_id, part.first, part.logprobs.to_host()) for part in drawn.prompts]
+    except RankError as error:  # no later step can run
+        scheduler.fail(plan.number, error)
+        raise
     except Exception as error:
         return scheduler.fail(plan.number, error)
     except BaseException as error:

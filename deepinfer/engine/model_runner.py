@@ -81,6 +81,11 @@ class ModelRunner:
         self._caches.newest[self._tensor(slots)] = sampled.tokens.clamp(min=0)  # what follows a failed draw is dropped
         return sampled if scored is None else replace(sampled, prompts=scored)
 
+    def stand_by(self) -> bool:
+        """Help other ranks with one step of theirs; False if they have none."""
+        with batch_invariant(self._invariant):
+            return self._model.stand_by()
+
     def _prompt_logprobs(self, spans: Sequence[Span], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
         return prompt_logprobs(scored_spans(spans, self._requests), hidden, self._model.head, self.sampler)
 

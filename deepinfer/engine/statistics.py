@@ -1,12 +1,16 @@
 """What an engine has done: requests, tokens, speed, batches, cache."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, fields
+
+from torch import Tensor
 
 from deepinfer.cache.statistics import CacheStatistics
 from deepinfer.core.plan import Plan, Span
 from deepinfer.engine.scheduler import Job, Statistics
+from deepinfer.model.experts import ExpertLoads
 
 
 @dataclass
@@ -28,10 +32,21 @@ class EngineStatistics:
     A step that holds prompt rows counts for `prefill` (its prompt rows in its whole time), any other for `decode`.
     """
 
-    def __init__(self, scheduler: Statistics, cache: CacheStatistics) -> None:
-        self.scheduler, self.cache = scheduler, cache
+    def __init__(self, scheduler: Statistics, cache: CacheStatistics, loads: ExpertLoads | None = None) -> None:
+        self.scheduler, self.cache, self._loads = scheduler, cache, loads
         self.prefill, self.decode = Pace(), Pace()
         self._landed = 0.0
+
+    @property
+    def expert_visits(self) -> Tensor | None:
+        """How often rows chose each expert, int64 [layers, E] on the host; None if `count_experts` is off."""
+        return None if self._loads is None else self._loads.visits.cpu()
+
+    def snapshot(self) -> "EngineStatistics":
+        """A copy that can be sent to another process."""
+        copy = EngineStatistics(deepcopy(self.scheduler), deepcopy(self.cache))
+        copy.prefill, copy.decode = deepcopy(self.prefill), deepcopy(self.decode)
+        return copy
 
     def begin(self) -> None:
         """Steps follow, the first of them from now on."""
@@ -63,6 +78,24 @@ class EngineStatistics:
             + (f"; misses: {misses}" if misses else "")
             + (f"; pages {tiers}" if tiers else ""),
         ]
+
+
+def merged(parts: Sequence[EngineStatistics]) -> EngineStatistics:
+    """What several engines have done together; speeds are summed, since they run at the same time."""
+    scheduler, cache = Statistics(), CacheStatistics()
+    for part in parts:
+        for name, value in vars(part.scheduler).items():
+            before = getattr(scheduler, name)
+            setattr(scheduler, name, max(before, value) if name == "largest_step" else before + value)
+        for field in fields(CacheStatistics):
+            setattr(cache, field.name, getattr(cache, field.name) + getattr(part.cache, field.name))
+    result = EngineStatistics(scheduler, cache)
+    for name in ("prefill", "decode"):
+        paces = [getattr(part, name) for part in parts]
+        rows = sum(pace.rows for pace in paces)
+        speed = sum(pace.per_second for pace in paces)
+        setattr(result, name, Pace(rows, rows / speed if speed else 0.0))
+    return result
 
 
 def _decodes(span: Span, job: Job) -> bool:

@@ -45,13 +45,24 @@ def load_weights(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     keep_quantized: bool = False,
+    held: Sequence[Sequence[int]] | None = None,
 ) -> ModelWeights:
     """The target's weights; `dtype` is that of dense weights and of activations, FP32 or BF16.
 
     `keep_quantized` leaves FP8 and FP4 matrices as stored, in the form that the products take; else they are
-    dequantised. Raises CheckpointError for a tensor that is missing or misshapen.
+    dequantised. `held`: which routed experts of each layer to read, and in which order; None: all.
+    Raises CheckpointError for a tensor that is missing or misshapen.
     """
-    return _Loader(checkpoint, dtype, torch.device(device), keep_quantized).model()
+    return _Loader(checkpoint, dtype, torch.device(device), keep_quantized, held).model()
+
+
+def load_routed(
+    checkpoint: Weights, layer: int, experts: Sequence[int], dtype: torch.dtype, device: torch.device, keep: bool
+) -> tuple[Experts, Experts]:
+    """`w13` and `w2` of some routed experts of a layer, in the form in which `load_weights` has them."""
+    routed = [f"layers.{layer}.ffn.experts.{expert}." for expert in experts]
+    loader = _Loader(checkpoint, dtype, device, keep)
+    return loader.experts_of(routed, "w1.weight", "w3.weight"), loader.experts_of(routed, "w2.weight")
 
 
 def load_drafter(
@@ -67,8 +78,16 @@ def load_drafter(
 class _Loader:
     """Reads tensors under a name's prefix, each to its place and dtype."""
 
-    def __init__(self, checkpoint: Weights, dtype: torch.dtype, device: torch.device, keep: bool) -> None:
+    def __init__(
+        self,
+        checkpoint: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        keep: bool,
+        held: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self._checkpoint, self._dtype, self._device, self._keep = checkpoint, dtype, device, keep
+        self._held = held
         self._config: ModelConfig = checkpoint.config
 
     def dense(self, *names: str) -> Tensor:
@@ -108,9 +127,10 @@ class _Loader:
         )
 
     def layer(self, number: int) -> LayerWeights:
-        return self.block(f"layers.{number}.", number, self._config.n_routed_experts)
+        experts = range(self._config.n_routed_experts) if self._held is None else self._held[number]
+        return self.block(f"layers.{number}.", number, experts)
 
-    def block(self, prefix: str, number: int, experts: int) -> LayerWeights:
+    def block(self, prefix: str, number: int, experts: Sequence[int]) -> LayerWeights:
         """A layer, or the draft stage that counts as layer `number`."""
         return LayerWeights(
             attention_site=self.site(prefix, "attn"),
@@ -128,7 +148,8 @@ class _Loader:
             main_proj=self.dense("mtp.0.main_proj.weight"),
             main_norm=self.wide("mtp.0.main_norm.weight"),
             stages=tuple(
-                self.block(f"mtp.{n}.", config.num_hidden_layers + n, config.dspark_n_routed_experts) for n in stages
+                self.block(f"mtp.{n}.", config.num_hidden_layers + n, range(config.dspark_n_routed_experts))
+                for n in stages
             ),
             wkv=self.dense(*(f"mtp.{n}.attn.wkv.weight" for n in stages)),
             norm=self.wide(f"{last}norm.weight"),
@@ -183,8 +204,8 @@ class _Loader:
     def indexer(self, prefix: str) -> IndexerWeights:
         return IndexerWeights(self.matrix(f"{prefix}wq_b.weight"), self.dense(f"{prefix}weights_proj.weight"))
 
-    def experts(self, prefix: str, count: int) -> ExpertWeights:
-        routed = [f"{prefix}experts.{expert}." for expert in range(count)]
+    def experts(self, prefix: str, held: Sequence[int]) -> ExpertWeights:
+        routed = [f"{prefix}experts.{expert}." for expert in held]
         return ExpertWeights(
             gate=self.product(f"{prefix}gate.weight"),
             bias=self.wide(f"{prefix}gate.bias"),

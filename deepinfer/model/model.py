@@ -16,7 +16,7 @@ from deepinfer.config.model import ModelConfig
 from deepinfer.core.batch import Batch, Half
 from deepinfer.model.attention import Attention, Reach
 from deepinfer.model.compression import compress
-from deepinfer.model.experts import mixture
+from deepinfer.model.experts import RoutedExperts, local_experts, mixture
 from deepinfer.model.memory import Memory, engram, look_back
 from deepinfer.model.reading import LiveEntries
 from deepinfer.model.rows import RowAttention, RowOperators, RowReach, reach_rows
@@ -52,12 +52,15 @@ class InferenceModel:
         weights: ModelWeights,
         classes: Sequence[int] | None = None,
         operators: RowOperators | None = None,
+        experts: Sequence[RoutedExperts] | None = None,
     ) -> None:
         """`classes` maps token ids to Engram's compressed ids; needed where the model has Engram layers.
 
         operators: attend row by row with them; None: group by group.
+        experts: carry out each layer's routed experts; None: they all lie in `weights`.
         """
         self.config, self.weights = config, weights
+        self.experts: Sequence[RoutedExperts] = experts or [local_experts] * len(weights.layers)
         self.device, self.dtype = weights.embed.device, weights.embed.dtype
         rope, scaling = config.qk_rope_head_dim, config.rope_scaling
         self._plain = frequencies(rope, config.rope_theta).to(self.device)
@@ -90,6 +93,7 @@ class InferenceModel:
                 rows, reach = rows.of(chosen), self._reach(batch.decoder, caches)
                 found.narrow(chosen)
                 if not len(chosen):
+                    self.stand_by_from(number)
                     break
             if number in config.kv_source_layer_ids:
                 self._enter_source(reach, number, caches)
@@ -102,6 +106,13 @@ class InferenceModel:
     def head(self, hidden: Tensor) -> Tensor:
         """FP32 logits [R, vocab] of final hidden states [R, H]."""
         return wide_linear(hidden, self.weights.head)
+
+    def stand_by(self) -> bool:
+        """Help other ranks with a step, without own rows; False if they have none, or if nothing is shared."""
+        return False
+
+    def stand_by_from(self, layer: int) -> None:
+        """Called where no row is left to run `layer` and those behind it."""
 
     def _enter(self, batch: Batch, caches: Caches) -> "_Rows":
         """The rows' embeddings in every stream, and what Engram looks up with."""
@@ -136,7 +147,8 @@ class InferenceModel:
         y = self._attention[number](rows.h, reach, caches)
         x, h = advance(y, rows.x, mix, layer.expert_site.norm, eps)
         after = site_mix(x, layer.expert_site, self.config)
-        y = mixture(h, rows.is_image, self.config.num_experts_per_tok, layer.experts, self.config)
+        per_token, routed = self.config.num_experts_per_tok, self.experts[number]
+        y = mixture(h, rows.is_image, per_token, layer.experts, self.config, routed)
         x, h = advance(y, x, after, self._norm_after(number), eps)
         return replace(rows, x=x, p=after.pre, h=h)
 

@@ -72,8 +72,8 @@ class ExpertWeights:
     gate: Tensor  # wide [E, H]
     bias: Tensor  # FP32 [E], for text
     image_bias: Tensor  # FP32 [E], for image tokens
-    w13: Experts  # matrices [E, 2I, H]: gate, then up
-    w2: Experts  # matrices [E, H, I]
+    w13: Experts  # matrices [E, 2I, H]: gate, then up; of fewer experts where ranks share them
+    w2: Experts  # matrices [E, H, I], likewise
     shared_w13: Weight  # matrix [2I, H]
     shared_w2: Weight  # matrix [H, I]
 

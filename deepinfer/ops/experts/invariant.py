@@ -45,8 +45,13 @@ def routed_experts(
         results[order] = _grouped((activated * routing).to(x.dtype), w2, visits)
     else:
         results[order] = (_grouped(activated.to(x.dtype), w2, visits, torch.float32) * routing).to(x.dtype)
-    routed = ordered_sum(results.view(rows, count, x.shape[1]).float(), 1).to(x.dtype)
+    routed = combine(results.view(rows, count, x.shape[1]))
     return routed if base is None else routed + base
+
+
+def combine(results: Tensor) -> Tensor:
+    """The results of each row's visits [N, K, H] -> their sum [N, H]."""
+    return ordered_sum(results.float(), 1).to(results.dtype)
 
 
 def _grouped(x: Tensor, weight: Experts, visits: list[int], dtype: torch.dtype | None = None) -> Tensor:

@@ -36,7 +36,12 @@ def routed_experts(x: Tensor, chosen: Tensor, weights: Tensor, w13: Experts, w2:
         results[order] = _grouped((activated * routing).to(x.dtype), w2, visits)
     else:
         results[order] = _grouped(activated.to(x.dtype), w2, visits, routing)
-    return results.view(rows, count, x.shape[1]).sum(1, dtype=torch.float32).to(x.dtype)
+    return combine(results.view(rows, count, x.shape[1]))
+
+
+def combine(results: Tensor) -> Tensor:
+    """The results of each row's visits [N, K, H] -> their sum [N, H]."""
+    return results.sum(1, dtype=torch.float32).to(results.dtype)
 
 
 def _grouped(x: Tensor, weight: Experts, visits: list[int], routing: Tensor | None = None) -> Tensor:

@@ -1,0 +1,81 @@
+"""Exchanges of tensors among ranks: gloo on CPUs, NCCL on GPUs, and gloo beside it for numbers of the host."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+dist: Any = torch.distributed  # process groups are used as objects, without a default one; torch has no types for that
+LONGEST_WAIT = timedelta(minutes=10)
+"""A last resort: that a rank is gone is noticed within a second by other means."""
+
+
+class Collectives:
+    """One rank's end. Every rank calls the same methods in the same order; one thread at a time."""
+
+    def __init__(
+        self, store: Any, rank: int, size: int, device: torch.device, local: bool, wait: timedelta = LONGEST_WAIT
+    ) -> None:
+        """Meet the other ranks in `store`. `local`: all ranks are on this machine."""
+        self.rank, self.size = rank, size
+        self._host = _gloo(dist.PrefixStore("host", store), rank, size, local, wait)
+        self._data = self._host
+        if device.type == "cuda":
+            self._data = dist.ProcessGroupNCCL(dist.PrefixStore("data", store), rank, size, _nccl_options(wait))
+
+    def most(self, values: Sequence[int]) -> list[int]:
+        """The largest of all ranks' numbers, place by place."""
+        numbers = torch.tensor(values, dtype=torch.int64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        self._host.allreduce([numbers], options).wait()
+        return [int(number) for number in numbers.tolist()]
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum of all ranks' int64 tensors, which lie on the host."""
+        summed = values.clone()
+        self._host.allreduce([summed]).wait()
+        return summed
+
+    def swap(self, values: Tensor) -> Tensor:
+        """Row r of `values` [ranks, ...] goes to rank r; returns what came, row by source. On the device."""
+        result = torch.empty_like(values)
+        self._data.alltoall_base(result, values.contiguous(), [], []).wait()
+        return result
+
+    def send_rows(self, rows: Tensor, counts: Sequence[int], coming: Sequence[int]) -> Callable[[], Tensor]:
+        """Send `rows` [P, ...], those for rank 0 first and `counts` for each; returns what waits for those that come.
+
+        They come in the order of their sources, `coming` from each. Between the call and the wait others may compute.
+        """
+        result = rows.new_empty(sum(coming), *rows.shape[1:])
+        sent, got = rows.contiguous().view(torch.uint8), result.view(torch.uint8)
+        work = self._data.alltoall_base(got, sent, list(coming), list(counts))
+
+        def wait() -> Tensor:
+            work.wait()
+            return result
+
+        return wait
+
+    def abort(self) -> None:
+        """End whatever runs, here and (since connections close) at the others; nothing can be called after it."""
+        for group in {id(one): one for one in (self._data, self._host)}.values():
+            group.abort()
+
+
+def _gloo(store: Any, rank: int, size: int, local: bool, wait: timedelta) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    make = dist.ProcessGroupGloo.create_device
+    options._devices = [make(hostname="127.0.0.1") if local else dist.ProcessGroupGloo.create_default_device()]
+    options._timeout = wait
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl_options(wait: timedelta) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = wait
+    return options

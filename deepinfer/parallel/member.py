@@ -1,0 +1,16 @@
+"""One rank's membership: which layout it is part of, and its end of it."""
+
+from dataclasses import dataclass
+
+from deepinfer.parallel.collectives import Collectives
+from deepinfer.parallel.ranks import Ranks
+from deepinfer.parallel.topology import Topology
+
+
+@dataclass(frozen=True)
+class Member:
+    """collectives: None where no experts are shared, so that no step needs another rank."""
+
+    topology: Topology
+    ranks: Ranks
+    collectives: Collectives | None

@@ -1,0 +1,188 @@
+"""Many ranks as one engine: the tokens of one process, and an end for all when one fails."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llm_tools import AGREE, alike, check_at_rest, texts, tokens
+
+from deepinfer import LLM, ConfigError, SamplingParams
+from deepinfer.core.errors import RankError
+from deepinfer.core.outputs import RequestOutput
+from deepinfer.engine.group import EngineGroup
+from deepinfer.parallel.model import SharingModel
+from deepinfer.parallel.ranks import Ranks, free_port
+
+PROMPTS = sorted(texts(5, 14, 1, 150), key=len)  # the first are too short to be found in the prefix cache
+PARAMS = [
+    SamplingParams(temperature=(0, 0.8)[place % 2], max_tokens=3 + place % 14, ignore_eos=True, seq_seed=place)
+    for place in range(len(PROMPTS))
+]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_checkpoint: Path) -> list[RequestOutput]:
+    return LLM(tiny_checkpoint).generate(PROMPTS, PARAMS, use_tqdm=False)
+
+
+@pytest.fixture(scope="module")
+def two(tiny_checkpoint: Path) -> Iterator[LLM]:
+    """Two ranks that share the experts, two more of them than there are, and move them every few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DEEPINFER_OVERRIDE_NUM_EXTRA_EXPERTS", "1")
+        yield LLM(tiny_checkpoint, ep=2, rebalance_steps=3)
+
+
+def group(llm: LLM) -> EngineGroup:
+    assert isinstance(llm._engine, EngineGroup)
+    return llm._engine
+
+
+def children(llm: LLM) -> list[subprocess.Popen[bytes]]:
+    return group(llm).children.processes
+
+
+def check_leader_at_rest(llm: LLM) -> None:
+    class Inner:
+        _engine = group(llm)._engine
+
+    check_at_rest(Inner)  # type: ignore[arg-type]
+
+
+def test_two_ranks_give_the_tokens_of_one(two: LLM, alone: list[RequestOutput]) -> None:
+    seen: list[int] = []
+    outputs = two.generate(PROMPTS, PARAMS, use_tqdm=False, on_output=lambda output: seen.append(output.index))
+    assert alike(outputs, alone) >= AGREE
+    assert [output.prompt_token_ids for output in outputs] == [tuple(prompt) for prompt in PROMPTS]
+    assert sorted(seen) == list(range(len(PROMPTS)))
+    statistics = two.statistics.scheduler
+    assert statistics.finished == len(PROMPTS)
+    assert statistics.generated_tokens == sum(len(output.token_ids) for output in outputs)
+    model = group(two)._engine._parts.runner._model
+    assert isinstance(model, SharingModel)
+    assert model.weights.layers[0].experts.w13.shape[0] == 3  # of four experts, and two copies, half are here
+    assert model._balancer.moved > 0
+    check_leader_at_rest(two)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_few_requests_leave_ranks_idle(two: LLM, alone: list[RequestOutput], count: int) -> None:
+    outputs = two.generate(PROMPTS[:count], PARAMS[:count], use_tqdm=False)
+    assert tokens(outputs) == tokens(alone[:count])
+
+
+def test_a_prompt_comes_back_to_the_rank_that_read_it(two: LLM) -> None:
+    long = texts(6, 4, 180, 200)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    two.generate(long, params, use_tqdm=False)
+    again = two.generate(long[::-1], params, use_tqdm=False)
+    assert all(output.cached_tokens >= 128 for output in again)
+
+
+def test_a_bad_prompt_harms_no_other(two: LLM, alone: list[RequestOutput]) -> None:
+    outputs = two.generate([PROMPTS[0], [-1], PROMPTS[2]], PARAMS[:1] * 3, use_tqdm=False, on_error="return")
+    assert outputs[0].token_ids == alone[0].token_ids
+    assert outputs[1].error is not None
+    assert outputs[2].token_ids == alone[2].token_ids[: PARAMS[0].max_tokens]
+
+
+def test_what_a_callback_raises_ends_the_call_and_no_more(two: LLM, alone: list[RequestOutput]) -> None:
+    def interrupt(output: RequestOutput) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        two.generate(PROMPTS, PARAMS, use_tqdm=False, on_output=interrupt)
+    check_leader_at_rest(two)
+    assert tokens(two.generate(PROMPTS[:3], PARAMS[:3], use_tqdm=False)) == tokens(alone[:3])
+
+
+def test_a_killed_rank_ends_all_with_its_error(two: LLM) -> None:
+    """The last test of this engine."""
+    victim = children(two)[0]
+    began = time.monotonic()
+
+    def kill(output: RequestOutput) -> None:
+        os.kill(victim.pid, signal.SIGKILL)
+
+    with pytest.raises(RankError, match="rank 1 of 2 was ended by signal 9"):
+        two.generate(PROMPTS * 8, PARAMS * 8, use_tqdm=False, on_output=kill)
+    assert time.monotonic() - began < 30
+    with pytest.raises(RankError, match="signal 9"):
+        two.generate(PROMPTS, PARAMS, use_tqdm=False)
+
+
+def test_four_ranks(tiny_checkpoint: Path, alone: list[RequestOutput]) -> None:
+    llm = LLM(tiny_checkpoint, dp=4, asynchronous=False)
+    assert alike(llm.generate(PROMPTS, PARAMS, use_tqdm=False), alone) >= AGREE
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("a step that goes wrong")
+
+    model = group(llm)._engine._parts.runner._model
+    model.experts = [fail] * len(model.experts)
+    with pytest.raises(RankError, match="rank 0 of 4 failed: ValueError: a step that goes wrong"):
+        llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    for child in children(llm):
+        assert child.wait(timeout=10) != 0
+
+
+def test_replicas_share_nothing(tiny_checkpoint: Path, alone: list[RequestOutput]) -> None:
+    llm = LLM(tiny_checkpoint, dp=2, ep=1)
+    assert tokens(llm.generate(PROMPTS[:6], PARAMS[:6], use_tqdm=False)) == tokens(alone[:6])
+    started = children(llm)
+    llm.close()
+    del llm
+    assert [child.wait(timeout=10) for child in started] == [0]
+
+
+def test_what_every_rank_would_refuse_is_refused(tiny_checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="cp is 2; this version"):
+        LLM(tiny_checkpoint, cp=2)
+    with pytest.raises(ConfigError, match="ep is 0; it takes a whole number >= 1, or None"):
+        LLM(tiny_checkpoint, ep=0)
+
+
+SCRIPT = """
+import sys
+from deepinfer import LLM, SamplingParams
+llm = LLM(sys.argv[1])
+params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+outputs = llm.generate([[n, n + 1, n + 2] for n in range(5)], params, use_tqdm=False)
+print(f"#{[list(output.token_ids) for output in outputs]}#{llm.statistics.scheduler.finished}", flush=True)
+"""
+
+
+def test_launchers_of_torchrun_all_return_everything(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
+    done = subprocess.run([*command, str(tiny_checkpoint)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("#")[1:] for line in done.stdout.splitlines() if "#" in line]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    one = LLM(tiny_checkpoint).generate([[n, n + 1, n + 2] for n in range(5)], params, use_tqdm=False)
+    assert [line[0] for line in lines] == [str([list(output.token_ids) for output in one])] * 2
+
+
+def test_the_reason_of_a_failure_reaches_all() -> None:
+    """Two ends in threads: one fails while it works alone, the other waits for something that never comes."""
+    port, listener = free_port()
+    told = threading.Event()
+    first = Ranks(0, 2, "127.0.0.1", port, listener=listener)
+    second = Ranks(1, 2, "127.0.0.1", port, on_failure=lambda _: told.set())
+    with pytest.raises(RankError, match="rank 0 of 2 failed: ZeroDivisionError"), first.together():
+        print(1 // 0)
+    with pytest.raises(RankError, match="rank 0 of 2 failed: ZeroDivisionError"):
+        second.take("never")
+    assert told.wait(5)
+    with pytest.raises(RankError), second.together():
+        pass
+    for end in (second, first):
+        end.close()

@@ -12,7 +12,7 @@ Opinion = Callable[[str, str], bool]
 
 
 def contains(answer: str, response: str) -> bool:
-    """The judge's own idea of a right response: it ends with the answer, or with the letter of the choice, as a word."""
+    """The judge's own idea of a right response: it ends with the answer, or the letter of the choice, as a word."""
     answer = answer[0] if answer[1:3] == ") " else answer
     return re.search(rf"(?<!\w)(?<!-){re.escape(answer)}\W*$", response) is not None
 

@@ -1,6 +1,6 @@
 """The offline API: prompts or conversations in, finished outputs out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -12,7 +12,7 @@ from deepinfer.core.errors import ConfigError, RequestError
 from deepinfer.core.outputs import RequestOutput
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
-from deepinfer.engine.admission import Conversation, Prompt
+from deepinfer.engine.admission import Conversation, Pending, Prompt
 from deepinfer.engine.engine import Engine
 from deepinfer.engine.group import EngineGroup, topology_of
 from deepinfer.engine.progress import Progress
@@ -69,6 +69,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue each prompt: text, or token ids that are taken as they are; one prompt or a list of them.
 
+        A prompt with images is `{"prompt": text or token ids, "images": [...]}`: `<｜deepseek_image｜>` in the text, or
+        the image token's id, stands for each image, which is a path, bytes, a PIL image, a data URL or a URL.
+
         `sampling_params` are for all prompts, or a list with one for each. A prompt that cannot be served raises a
         `RequestError`, before anything runs, that lists every bad prompt and why; with `on_error="return"` the others
         run and the output of a bad one has `finish_reason` "error" and its `error`. So does, in either case, the output
@@ -97,8 +100,9 @@ class LLM:
         """Answer each conversation: a list of messages in OpenAI form, or a list of such lists.
 
         Content is a string or a list of parts; an image part is `{"type": "image", "image": path, bytes or PIL image}`
-        or `{"type": "image_url", "image_url": {"url": path or data URL}}`. Each output's completion holds `reasoning`,
-        `content` and `tool_calls`. `thinking` is for all conversations, or a list with one for each. The rest is as
+        or `{"type": "image_url", "image_url": {"url": URL, data URL or path}}`. URLs are fetched only from the hosts
+        that the setting `image_url_hosts` lists. Each output's completion holds `reasoning`, `content` and
+        `tool_calls`. `thinking` is for all conversations, or a list with one for each. The rest is as
         for `generate`.
 
         With `tools`, a reply that calls one is held to the form of calls, the declared names and the schemas of their
@@ -109,7 +113,7 @@ class LLM:
         modes = _one_each(thinking, bool, len(many), "thinking", "conversation")
         options = {"reasoning_effort": reasoning_effort, "tools": tools}
 
-        def admit(index: int, conversation: Conversation, params: SamplingParams) -> Request:
+        def admit(index: int, conversation: Conversation, params: SamplingParams) -> Pending:
             chosen = {"thinking": modes[index], **options}
             return self._engine.admission.chat(index, conversation, params, chosen, tool_grammar=tool_grammar)
 
@@ -120,21 +124,17 @@ class LLM:
         self,
         noun: str,
         items: Sequence[_Item],
-        admit: Callable[[int, _Item, SamplingParams], Request],
+        admit: Callable[[int, _Item, SamplingParams], Pending],
         sampling_params: Params,
         report: "_Report",
     ) -> list[RequestOutput]:
         """Admit every item, then run the good ones; outputs stand in the order of the items."""
         default = SamplingParams() if sampling_params is None else sampling_params
         params = _one_each(default, SamplingParams, len(items), "sampling_params", noun)
-        requests: list[Request] = []
-        errors: dict[int, RequestError] = {}
-        for index, item in enumerate(items):
-            try:
-                requests.append(admit(index, item, params[index]))
-            except RequestError as error:
-                errors[index] = error
-        requests = _compiled(requests, errors)
+        pending, errors = _each(range(len(items)), lambda index: admit(index, items[index], params[index]))
+        admitted, late = _each(pending, lambda index: pending[index]())
+        requests = _compiled(list(admitted.values()), late)
+        errors = dict(sorted({**errors, **late}.items()))
         if errors and report.on_error == "raise":
             raise _summary(errors, noun, len(items))
         outputs = [RequestOutput.failed(index, error) for index, error in errors.items()]
@@ -182,10 +182,24 @@ def _engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(**settings)
 
 
+def _each(indices: Iterable[int], make: Callable[[int], _Item]) -> tuple[dict[int, _Item], dict[int, RequestError]]:
+    """Return what `make` gives for each index, and the errors of those for which it raises one."""
+    made: dict[int, _Item] = {}
+    errors: dict[int, RequestError] = {}
+    for index in indices:
+        try:
+            made[index] = make(index)
+        except RequestError as error:
+            errors[index] = error
+    return made, errors
+
+
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """Tell one prompt from many: text, and a list that starts with a number, is one."""
-    is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
-    if isinstance(prompts, str) or (is_list and prompts and isinstance(prompts[0], int)):
+    """Tell one prompt from many: text, a prompt with images, and a list that starts with a number, is one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    is_list = isinstance(prompts, Sequence) and not isinstance(prompts, bytes)
+    if is_list and prompts and isinstance(prompts[0], int):
         return [cast(Prompt, prompts)]
     return _checked_list(cast(Sequence[Prompt], prompts), "prompts", "text, a list of token ids, or a list of these")
 

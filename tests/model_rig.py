@@ -16,7 +16,7 @@ from deepinfer.cache import layout
 from deepinfer.cache.storage import Caches
 from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.checkpoint.writer import write_checkpoint
-from deepinfer.core.plan import Span
+from deepinfer.core.plan import Encode, Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
 from deepinfer.engine.model_runner import ModelRunner
@@ -157,6 +157,11 @@ class Player:
         playing.done = playing.floor
         self.requests[number] = playing
         self.runner.admit(number, Request(number, None, tuple(ids), tuple(kinds), tuple(images), SamplingParams(), 0))
+        if self.runner.vision is not None:
+            blocks = len(self.model.weights.vision.blocks)
+            encodes = [Encode(image.digest, number, n, 0, blocks, True) for n, image in enumerate(images)]
+            with torch.inference_mode():
+                assert not self.runner.vision.run(encodes, lambda encode: images[encode.place])
         return number
 
     def end(self, number: int) -> Playing:

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import io
+import os
 import struct
 import urllib.parse
 import zlib
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from deepinfer.core.errors import RequestError
-from deepinfer.text import pixels
 from deepinfer.text.pixels import load_image
+from deepinfer.text.sources import ImageLimits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:PIL"),  # about damaged tags
@@ -187,7 +188,7 @@ class TestFaults:
             (".", "cannot be read"),
             ("http://localhost/x.png", "URLs are not fetched"),
             ("https://localhost/x.png", "URLs are not fetched"),
-            ("file:///etc/passwd", "URLs are not fetched"),
+            ("file:///etc/passwd", "only http:// and https:// URLs"),
             ("data:image/png;base64", "no comma"),
             ("data:image/png;base64,@@@", "not base64"),
             ("data:image/png;base64,AAA", "not base64"),
@@ -226,11 +227,45 @@ class TestFaults:
         with pytest.raises(RequestError, match=r"pixels|not a readable image"):
             load_image(png_header(side, side))
 
-    def test_the_limit_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pixels, "MAX_PIXELS", 8)
-        assert load_image(Image.new("RGB", (4, 2))).size == (4, 2)
-        with pytest.raises(RequestError, match="has 3 x 3 pixels; expected at least 1 and at most 8"):
-            load_image(encoded(Image.new("RGB", (3, 3))))
+    def test_the_limit_is_named(self) -> None:
+        limits = ImageLimits(max_pixels=8)
+        assert load_image(Image.new("RGB", (4, 2)), limits).size == (4, 2)
+        message = r"has 3 x 3 pixels; expected at least 1 and at most 8 \(max_image_pixels\)"
+        for source in (encoded(Image.new("RGB", (3, 3))), Image.new("RGB", (3, 3))):
+            with pytest.raises(RequestError, match=message):
+                load_image(source, limits)
+
+    def test_files_are_not_read_beyond_the_limit(self, tmp_path: Path) -> None:
+        data, path = encoded(noise(8, 8)), tmp_path / "x.png"
+        path.write_bytes(data)
+        urls = [
+            "data:image/png;base64," + base64.b64encode(data).decode(),
+            "data:image/png," + urllib.parse.quote_from_bytes(data),
+            "data:image/png;base64," + "A" * 4000,
+        ]
+        for source in (path, data, *urls):
+            with pytest.raises(RequestError, match=r"has more than 200 bytes; max_image_bytes takes no more"):
+                load_image(source, ImageLimits(max_bytes=200))
+        assert load_image(path, ImageLimits(max_bytes=len(data))).size == (8, 8)
+
+    def test_what_is_no_regular_file_is_not_opened(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
+        for path in (tmp_path / "pipe", "/dev/zero", tmp_path):
+            with pytest.raises(RequestError, match="cannot be read: it is no file"):
+                load_image(path)
+
+    def test_an_icon_that_hides_a_large_picture(self) -> None:
+        inside = png_header(12_000, 12_000)
+        entry = struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 32, len(inside), 22)
+        with pytest.raises(RequestError, match="12000 x 12000 pixels"):
+            load_image(b"\0\0\1\0\1\0" + entry + inside)
+
+    def test_a_jpeg_of_endless_scans(self) -> None:
+        data = encoded(noise(16, 16), "JPEG", progressive=True)
+        start = data.index(b"\xff\xda")
+        end = data.index(b"\xff", start + 2)
+        with pytest.raises(RequestError, match="a JPEG with more than 256 scans"):
+            load_image(data[:end] + data[start:end] * 300 + data[end:])
 
     @pytest.mark.parametrize("size", [(0, 5), (5, 0)])
     def test_no_pixels(self, size: tuple[int, int]) -> None:

@@ -1,15 +1,15 @@
-"""Images through the model over caches: embedded once, read in chunks of any size."""
+"""Images through the tower, packed and in parts, and through the model over caches, in chunks of any size."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from model_rig import Player, Rig, error, make_smooth, rig_of, text
 
-from deepinfer.engine import model_runner
 from deepinfer.model.pictures import PicturePart, PromptImages, combine
-from deepinfer.model.vision import embed_image
+from deepinfer.model.vision import embed_images, enter_tower, leave_tower, run_blocks
 from deepinfer.text.images import IMAGE, ImageGrid, ImageInput, expand_images
 
 LIMIT = 2e-5
@@ -48,7 +48,8 @@ def test_embeddings_are_the_reference_towers(grid: ImageGrid, dtype: torch.dtype
     assert config is not None
     assert weights is not None
     with torch.inference_mode():
-        made, wanted = embed_image(image, config, weights), rig.reference.embed_images([image])
+        (made,) = embed_images([image], config, weights)
+        wanted = rig.reference.embed_images([image])
     assert made.dtype is dtype
     limit = 1e-5 if dtype is torch.float32 else 3e-2
     assert ((made - wanted).float().norm(dim=-1) / wanted.float().norm(dim=-1)).max() < limit
@@ -83,16 +84,45 @@ def test_images_beside_text_and_other_images() -> None:
     assert all(error(rig, player.requests[number]) < LIMIT for number in numbers)
 
 
-def test_an_image_is_embedded_once_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig, calls = rig_of("all parts"), []
-    monkeypatch.setattr(model_runner, "embed_image", lambda *rest: calls.append(rest[0]) or embed_image(*rest))
-    images = [picture(GRIDS["padded"]), picture(GRIDS["one cell"])]
-    ids, types = prompt(rig, images, (3, 3, 3))
-    player = Player(rig.model)
-    number = player.add(ids, types=types, images=images)
-    player.run(number, 2)
-    assert [id(image) for image in calls] == [id(image) for image in images]
-    assert player.runner._images[number]._embedded == {}
+class TestPacked:
+    """Images of different sizes in one go."""
+
+    rig = rig_of("all parts")
+    images: ClassVar = [picture(grid, seed) for seed, grid in enumerate([*GRIDS.values(), *GRIDS.values()])]
+
+    @torch.inference_mode()
+    def test_each_is_what_it_is_alone(self) -> None:
+        config, weights = self.rig.model.config.vision, self.rig.model.weights.vision
+        packed = embed_images(sorted(self.images, key=lambda image: image.grid.patches), config, weights)
+        alone = [embed_images([image], config, weights)[0] for image in self.images]
+        for made, wanted in zip(packed, sorted(alone, key=len), strict=True):
+            assert made.shape == wanted.shape
+        order = sorted(range(len(alone)), key=lambda place: self.images[place].grid.patches)
+        for made, place in zip(packed, order, strict=True):
+            assert (made - alone[place]).abs().max() < 1e-5
+
+    @torch.inference_mode()
+    def test_no_image_hears_of_another(self) -> None:
+        """Another neighbour, not a number in it, changes nothing, to the bit."""
+        config, weights = self.rig.model.config.vision, self.rig.model.weights.vision
+        first, other, last = self.images[:3]
+        noise = ImageInput(torch.full_like(other.patches, torch.nan), other.grid)
+        calm = embed_images([first, other, last], config, weights)
+        loud = embed_images([first, noise, last], config, weights)
+        assert torch.equal(calm[0], loud[0])
+        assert torch.equal(calm[2], loud[2])
+        assert loud[1].isnan().all()
+
+    @torch.inference_mode()
+    def test_blocks_in_parts_are_blocks_in_one_go(self) -> None:
+        config, weights = self.rig.model.config.vision, self.rig.model.weights.vision
+        grids = [image.grid for image in self.images]
+        x = enter_tower(self.images, weights)
+        for block in weights.blocks:
+            x = run_blocks(x, grids, config, [block])
+        whole = embed_images(self.images, config, weights)
+        for made, wanted in zip(leave_tower(x, grids, config, weights), whole, strict=True):
+            assert torch.equal(made, wanted)
 
 
 class TestParts:
@@ -125,16 +155,12 @@ class TestParts:
         assert part is not None
         assert part.types.tolist() == [2, 3] + [-1] * 8
 
-    def test_reading_again_embeds_again(self) -> None:
-        images, calls = self.images(), []
-
-        def counted(image: ImageInput) -> torch.Tensor:
-            calls.append(image)
-            return self.numbered(image)
-
-        for _ in range(2):
-            images.part(0, 19, counted)
-        assert len(calls) == 4
+    def test_what_is_read(self) -> None:
+        images = self.images()
+        assert images.read(0, 18) == [0, 1]
+        assert images.read(0, 2) == images.read(10, 13) == images.read(15, 30) == []  # text and what frames an image
+        assert images.read(2, 3) == images.read(8, 12) == [0]
+        assert images.read(8, 15) == [0, 1]
 
     @staticmethod
     def numbered(image: ImageInput) -> torch.Tensor:

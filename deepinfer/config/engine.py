@@ -1,5 +1,6 @@
 """How an engine is set up: sizes, caches, the loop."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,17 @@ _LEAST = {
     "cache_bytes": 1,
     "host_cache_bytes": 0,
     "disk_cache_bytes": 1,
+    "max_encoder_patches": 1,
+    "image_cache_bytes": 0,
+    "max_images": 0,
+    "max_image_bytes": 1,
+    "max_image_pixels": 1,
     "ep": 1,
     "dp": 1,
     "cp": 1,
     "rebalance_steps": 0,
 }
+_HOST = re.compile(r"([\w-]+(\.[\w-]+)*|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 _MAY_BE_NONE = ("max_chunk", "cache_bytes", "ep", "dp")
 
 
@@ -41,6 +48,12 @@ class EngineConfig:
     dtype: "float32" or "bfloat16", of weights and activations; None: float32 on a CPU, bfloat16 on a GPU.
     keep_quantized: whether matrices stored in FP8 and FP4 stay so, and the inputs of their products are rounded to FP8;
         else they are dequantised to `dtype` at loading. None: only on a GPU with bfloat16.
+    max_encoder_patches: most patches of images that one step sends through the whole vision tower, so that requests
+        which generate do not wait for longer; a larger image takes several steps.
+    image_cache_bytes: memory for the embeddings of images; what running requests need stays in any case.
+    max_images: most images of a request. max_image_bytes, max_image_pixels: of one image, before anything is decoded.
+    image_url_hosts: hosts that images may be fetched from, redirects included: "name" (at the scheme's own port) or
+        "name:port". None by default. image_url_seconds: most time for one of them.
     load_format: "checkpoint", or "random": random weights of the checkpoint's shape, whose own are not read.
     ep: ranks that share the routed experts: all, or 1 (every rank has all of them). dp: groups of ranks that serve
         requests of their own. cp: ranks of a group, which share a prompt's rows. Ranks are dp x cp; None: by the rest.
@@ -62,6 +75,13 @@ class EngineConfig:
     dtype: str | None = None
     keep_quantized: bool | None = None
     load_format: str = "checkpoint"
+    max_encoder_patches: int = 4096
+    image_cache_bytes: int = 512 << 20
+    max_images: int = 64
+    max_image_bytes: int = 64 << 20
+    max_image_pixels: int = 89_478_485
+    image_url_hosts: tuple[str, ...] = ()
+    image_url_seconds: float = 10.0
     ep: int | None = None
     dp: int | None = None
     cp: int = 1
@@ -87,6 +107,16 @@ class EngineConfig:
             raise _wrong("load_format", self.load_format, " or ".join(LOAD_FORMATS))
         if self.dtype is not None and self.dtype not in DTYPES:
             raise _wrong("dtype", self.dtype, f"{' or '.join(DTYPES)}, or None for the device's own")
+
+        self._check_urls()
+
+    def _check_urls(self) -> None:
+        hosts, seconds = self.image_url_hosts, self.image_url_seconds
+        listed = isinstance(hosts, tuple | list) and all(isinstance(host, str) for host in hosts)
+        if not listed or not all(_HOST.fullmatch(host) for host in hosts):
+            raise _wrong("image_url_hosts", hosts, 'a list of hosts such as "example.org" or "localhost:8000"')
+        if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
+            raise _wrong("image_url_seconds", seconds, "a number of seconds above 0")
 
     def _check_number(self, name: str, least: int) -> None:
         value, may_be_none = getattr(self, name), name in _MAY_BE_NONE

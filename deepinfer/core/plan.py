@@ -48,18 +48,51 @@ class PageLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """An image in a prompt: its tokens are at positions start .. end - 1.
+
+    digest: name of its content. patches, cells: how many it has before and after the vision tower.
+    """
+
+    start: int
+    end: int
+    digest: str
+    patches: int
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """A part of an image's way through the vision tower.
+
+    digest: which image; `request_id` has it as number `place`, and suffers if it cannot be encoded.
+    first, end: the tower's blocks first .. end - 1 are run. 0 begins an image; `last`: it is through after this part.
+    """
+
+    digest: str
+    request_id: int
+    place: int
+    first: int
+    end: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One step: decode spans first, then prefill; no request has two spans.
 
     number: counts up from 0 without gaps; plans are carried out in this order.
     pages: slot -> the request's whole list of pages, only where it changed since the last plan.
     loads: pages to be filled from a tier before the step.
+    dropped, encodes: images whose embeddings may go; then what is to be encoded, before the rows that need it.
     """
 
     number: int
     spans: tuple[Span, ...]
     pages: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     loads: tuple[PageLoad, ...] = ()
+    dropped: tuple[str, ...] = ()
+    encodes: tuple[Encode, ...] = ()
 
     @property
     def rows(self) -> int:

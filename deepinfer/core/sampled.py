@@ -1,6 +1,7 @@
 """What is drawn in a step, and for whom."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf
 
 from torch import Tensor
@@ -70,9 +71,11 @@ class Sampled:
 
     logprobs: those of the rows with the places `logprob_rows`, ascending, that asked for them.
     prompts: those of prompt tokens that rows of this step come before.
+    failures: requests whose images could not be encoded, and why; what the step computed for them means nothing.
     """
 
     tokens: Tensor
     logprob_rows: tuple[int, ...] = ()
     logprobs: Logprobs | None = None
     prompts: tuple[PromptLogprobs, ...] = ()
+    failures: Mapping[int, Exception] = field(default_factory=dict)

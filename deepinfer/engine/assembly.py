@@ -20,11 +20,11 @@ from deepinfer.config.engine import EngineConfig
 from deepinfer.config.envs import Environment
 from deepinfer.config.model import ModelConfig
 from deepinfer.core.errors import CheckpointError, ConfigError
-from deepinfer.engine.content import content_keys
+from deepinfer.engine.content import content_keys, image_spans
 from deepinfer.engine.device import select_device
 from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.replay import ReplayPolicy
-from deepinfer.engine.scheduler import EndRules, Scheduler, SchedulerLimits
+from deepinfer.engine.scheduler import EndRules, Pictures, Scheduler, SchedulerLimits, VisionLimits
 from deepinfer.engine.stops import stop_strings_of
 from deepinfer.model.experts import ExpertLoads, RoutedExperts, local_experts
 from deepinfer.model.loading import load_weights
@@ -38,7 +38,7 @@ from deepinfer.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Parts:
-    """What an engine runs with; each part owns its own state."""
+    """What an engine runs with; each part owns its own state. pictures: None for a model that sees nothing."""
 
     config: ModelConfig
     tokenizer: Tokenizer
@@ -46,6 +46,7 @@ class Parts:
     kv: KVManager
     scheduler: Scheduler
     expert_loads: ExpertLoads | None
+    pictures: Pictures | None
 
 
 def assemble(directory: Path, environment: Environment, settings: EngineConfig, member: Member | None = None) -> Parts:
@@ -79,9 +80,10 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
     identity = cache_identity(directory, caches.layout, settings.page_size, f"{dtype} {replay.mode} {keep}")
     kv = KVManager(pages, settings.page_size, identity, caches, _tiers(settings, identity))
     ends = EndRules(config.eos_token_id, config.max_position_embeddings, stop_strings_of(tokenizer))
-    scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys)
+    pictures = _pictures(config, settings, dtype)
+    scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys, pictures)
     runner = ModelRunner(model, caches, tokenizer.vocab_size, environment.batch_invariant)
-    return Parts(config, tokenizer, runner, kv, scheduler, loads)
+    return Parts(config, tokenizer, runner, kv, scheduler, loads, pictures)
 
 
 def _whole_model(
@@ -139,6 +141,20 @@ def _limits(environment: Environment, settings: EngineConfig) -> SchedulerLimits
         settings.max_chunk,
         prefix_hits=settings.prefix_cache and not environment.batch_invariant,
     )
+
+
+def _pictures(config: ModelConfig, settings: EngineConfig, dtype: torch.dtype) -> Pictures | None:
+    vision = config.vision
+    if vision is None:
+        return None
+    limits = VisionLimits(
+        vision.num_hidden_layers,
+        settings.max_encoder_patches,
+        settings.image_cache_bytes,
+        cell_bytes=config.hidden_size * dtype.itemsize,
+        patch_bytes=vision.hidden_size * dtype.itemsize,
+    )
+    return Pictures(limits, image_spans)
 
 
 def _dtype(settings: EngineConfig, device: torch.device) -> torch.dtype:

@@ -24,6 +24,8 @@ from deepinfer.sampling.grammar.request import GrammarDesk
 from deepinfer.sampling.grammar.vocabulary import Vocabulary
 from deepinfer.sampling.random import derived_seed
 from deepinfer.text.chat import ChatFormat
+from deepinfer.text.loading import ImageLoader
+from deepinfer.text.sources import ImageLimits
 
 
 class Engine:
@@ -44,9 +46,13 @@ class Engine:
         self._turn = Lock()
         vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size, self.config.eos_token_id)
         grammars = GrammarDesk(Compiler(vocabulary))
-        self.admission = Admission(self.config, self.tokenizer, self._chat_format, grammars, capacity)
+        images = ImageLoader(self.config.vision, _image_limits(settings))
+        self.admission = Admission(self.config, self.tokenizer, self._chat_format, grammars, images, capacity)
         parts = self._parts
-        self.statistics = EngineStatistics(parts.scheduler.statistics, parts.kv.statistics, parts.expert_loads)
+        pictures = parts.pictures.statistics if parts.pictures is not None else None
+        self.statistics = EngineStatistics(
+            parts.scheduler.statistics, parts.kv.statistics, parts.expert_loads, pictures
+        )
 
     def run(
         self,
@@ -116,3 +122,13 @@ class Engine:
         answer.take(job, completion_output(job, self.tokenizer, self._chat_format))
         if answer.complete and on_output is not None:
             on_output(answer.output())
+
+
+def _image_limits(settings: EngineConfig) -> ImageLimits:
+    return ImageLimits(
+        settings.max_images,
+        settings.max_image_bytes,
+        settings.max_image_pixels,
+        tuple(settings.image_url_hosts),
+        settings.image_url_seconds,
+    )

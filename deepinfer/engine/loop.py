@@ -84,7 +84,7 @@ def _land(scheduler: Scheduler, plan: Plan, result: Future[Sampled]) -> list[Job
         raise
     for request_id, first, found in prompts:
         scheduler.take_prompt_logprobs(request_id, first, found)
-    extended = scheduler.commit(plan.number, tokens)
+    extended = scheduler.commit(plan.number, tokens, drawn.failures)
     for job in extended:
         job.sequence.take_logprobs(logprobs.get(job.request_id, ()))
     return extended

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from deepinfer.cache.storage import Caches
 from deepinfer.core.batch import Batch, Pictures, Recalled
+from deepinfer.core.errors import EngineError
 from deepinfer.core.plan import Plan, Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampled import PromptLogprobs, Sampled, SampledRow
 from deepinfer.engine.prompt_scores import prompt_logprobs, scored_rows, scored_spans
+from deepinfer.engine.vision_stage import VisionStage
 from deepinfer.model.batching import Arrangement, arrange
 from deepinfer.model.model import InferenceModel
 from deepinfer.model.pictures import PromptImages, combine
-from deepinfer.model.vision import embed_image
 from deepinfer.ops.choice import batch_invariant
 from deepinfer.sampling.grammar.grammars import Grammars
 from deepinfer.sampling.sampler import Sampler
-from deepinfer.text.images import ImageInput
 
 
 class ModelRunner:
@@ -44,6 +44,9 @@ class ModelRunner:
         self.grammars = Grammars(-(-config.vocab_size // 32), model.device)
         self._requests: dict[int, Request] = {}
         self._images: dict[int, PromptImages] = {}
+        self.vision = None
+        if config.vision is not None and model.weights.vision is not None:
+            self.vision = VisionStage(config.vision, model.weights.vision, invariant)
 
     def admit(self, request_id: int, request: Request) -> None:
         """Take note of a request before the first plan that runs it."""
@@ -63,6 +66,25 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> Sampled:
         """Carry out `plan`: the next token of every span to be sampled, in their order."""
+        failures = self._encode(plan)
+        sampled = self._step(plan)
+        return replace(sampled, failures=failures) if failures else sampled
+
+    def _encode(self, plan: Plan) -> dict[int, EngineError]:
+        """Run the vision stage; returns the requests that miss an image, and why."""
+        if self.vision is None:
+            return {}
+        self.vision.drop(plan.dropped)
+        with batch_invariant(self._invariant):
+            failed = self.vision.run(plan.encodes, lambda one: self._requests[one.request_id].images[one.place])
+        for span in plan.spans if self._images else ():
+            images = self._images.get(span.request_id)
+            for place in [] if images is None else images.read(span.first, span.end):
+                if self._requests[span.request_id].images[place].digest not in self.vision:
+                    failed.setdefault(span.request_id, EngineError(f"image {place} was not encoded"))
+        return failed
+
+    def _step(self, plan: Plan) -> Sampled:
         self._caches.write_pages([load.page for load in plan.loads], [cast(bytes, load.data) for load in plan.loads])
         self._map_pages(plan.pages)
         if not plan.spans:
@@ -132,22 +154,16 @@ class ModelRunner:
         return found
 
     def _pictures(self, spans: Sequence[Span], rows: Arrangement) -> Pictures | None:
-        if not self._images:
+        if self.vision is None or not self._images:
             return None
         parts = []
         for span, start in zip(spans, rows.starts.tolist(), strict=True):
             images = self._images.get(span.request_id)
-            part = None if images is None else images.part(span.first, span.end, self._embed)
+            part = None if images is None else images.part(span.first, span.end, self.vision.cells)
             if part is not None:
                 parts.append((start, part))
         hidden = self._model.config.hidden_size
         return combine(parts, len(rows.encoder.positions), hidden, self._model.weights.embed) if parts else None
-
-    def _embed(self, image: ImageInput) -> Tensor:
-        config, weights = self._model.config.vision, self._model.weights.vision
-        if config is None or weights is None:
-            raise ValueError("an image was admitted for a model without a vision tower")
-        return embed_image(image, config, weights)
 
     def _recalled(self, spans: Sequence[Span]) -> Recalled | None:
         """Tokens before the rows of requests that begin in the middle, behind a cached prefix."""

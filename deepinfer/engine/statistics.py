@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepinfer.cache.statistics import CacheStatistics
 from deepinfer.core.plan import Plan, Span
-from deepinfer.engine.scheduler import Job, Statistics
+from deepinfer.engine.scheduler import Job, PictureStatistics, Statistics
 from deepinfer.model.experts import ExpertLoads
 
 
@@ -29,11 +29,19 @@ class Pace:
 class EngineStatistics:
     """Counters since the engine was made; the engine changes them.
 
-    A step that holds prompt rows counts for `prefill` (its prompt rows in its whole time), any other for `decode`.
+    A step that holds prompt rows counts for `prefill` (its prompt rows in its whole time), and so does one that only
+    encodes images; any other counts for `decode`.
     """
 
-    def __init__(self, scheduler: Statistics, cache: CacheStatistics, loads: ExpertLoads | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Statistics,
+        cache: CacheStatistics,
+        loads: ExpertLoads | None = None,
+        pictures: PictureStatistics | None = None,
+    ) -> None:
         self.scheduler, self.cache, self._loads = scheduler, cache, loads
+        self.pictures = pictures or PictureStatistics()
         self.prefill, self.decode = Pace(), Pace()
         self._landed = 0.0
 
@@ -56,7 +64,7 @@ class EngineStatistics:
         """Count a step that just came back; `jobs` holds those of its spans."""
         now = time.perf_counter()
         prompt = sum(span.count for span in plan.spans if not _decodes(span, jobs[span.request_id]))
-        pace, rows = (self.prefill, prompt) if prompt else (self.decode, plan.rows)
+        pace, rows = (self.prefill, prompt) if prompt or not plan.spans else (self.decode, plan.rows)
         pace.rows += rows
         pace.seconds += now - self._landed
         self._landed = now
@@ -67,7 +75,7 @@ class EngineStatistics:
         share = cache.hit_tokens / cache.prompt_tokens if cache.prompt_tokens else 0.0
         misses = ", ".join(f"{reason} {count}" for reason, count in cache.misses.most_common())
         tiers = ", ".join(f"{count} from {tier}" for tier, count in cache.loaded_pages.items())
-        return [
+        lines = [
             f"requests   {jobs.finished} finished, {jobs.failed} failed, {jobs.cancelled} cancelled, "
             f"{jobs.preemptions} preemptions",
             f"tokens     {jobs.prefill_rows} prompt rows, {jobs.generated_tokens} generated",
@@ -78,6 +86,13 @@ class EngineStatistics:
             + (f"; misses: {misses}" if misses else "")
             + (f"; pages {tiers}" if tiers else ""),
         ]
+        images = self.pictures
+        if images.encoded or images.reused:
+            lines.append(
+                f"images     {images.encoded} encoded ({images.patches} patches), {images.reused} were there already, "
+                f"{images.dropped} dropped"
+            )
+        return lines
 
 
 def merged(parts: Sequence[EngineStatistics]) -> EngineStatistics:

@@ -1,8 +1,8 @@
-"""The images of a prompt, embedded when a step first reaches them and kept until their last token has been read."""
+"""The images of a prompt, as the rows of a step need them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,8 @@ from torch import Tensor
 from deepinfer.core.batch import Pictures
 from deepinfer.text.images import IMAGE, TEXT, ImageInput
 
-Embed = Callable[[ImageInput], Tensor]
+CellsOf = Callable[[ImageInput], Tensor]
+"""The embeddings of an image's tokens: [rows * cols, H]."""
 
 
 @dataclass(frozen=True)
@@ -31,31 +32,26 @@ class PromptImages:
         self._cells_before = np.concatenate(([0], np.cumsum(self._types == IMAGE)))
         self._images = images
         self._starts = [0, *accumulate(image.grid.rows * image.grid.cols for image in images)]
-        self._embedded: dict[int, Tensor] = {}
 
-    def part(self, first: int, end: int, embed: Embed) -> PicturePart | None:
+    def part(self, first: int, end: int, cells_of: CellsOf) -> PicturePart | None:
         """What the tokens at positions first to end - 1 need; None if they are all text (as generated ones are)."""
         types = np.full(end - first, TEXT, dtype=np.int64)
         inside = self._types[first:end]
         types[: len(inside)] = inside
         if (types == TEXT).all():
             return None
-        low, high = (int(self._cells_before[min(place, len(self._types))]) for place in (first, end))
-        cells = [self._cells(image, low, high, embed) for image in range(len(self._images))]
-        found = [part for part in cells if part is not None]
-        return PicturePart(types, torch.cat(found) if found else torch.empty(0, 0))
+        cells = [cells_of(self._images[place])[low:high] for place, low, high in self._pieces(first, end) if low < high]
+        return PicturePart(types, torch.cat(cells) if cells else torch.empty(0, 0))
 
-    def _cells(self, image: int, low: int, high: int, embed: Embed) -> Tensor | None:
-        """Those of an image's cells that are among the prompt's cells low to high - 1."""
-        start, stop = self._starts[image], self._starts[image + 1]
-        if high <= start or stop <= low:
-            return None
-        if image not in self._embedded:
-            self._embedded[image] = embed(self._images[image])
-        cells = self._embedded[image][max(low - start, 0) : high - start]
-        if high >= stop:
-            del self._embedded[image]
-        return cells
+    def read(self, first: int, end: int) -> list[int]:
+        """Numbers of the images whose embeddings the tokens at positions first to end - 1 need."""
+        return [place for place, low, high in self._pieces(first, end) if low < high]
+
+    def _pieces(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """For every image the cells of it, low to high - 1, that are at these positions."""
+        low, high = (int(self._cells_before[min(place, len(self._types))]) for place in (first, end))
+        for place, (start, stop) in enumerate(pairwise(self._starts)):
+            yield place, max(low - start, 0), min(high, stop) - start
 
 
 def combine(parts: Sequence[tuple[int, PicturePart]], rows: int, hidden: int, like: Tensor) -> Pictures:

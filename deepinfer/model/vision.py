@@ -1,10 +1,13 @@
-"""The vision tower: patches of one image to the embeddings of its image tokens.
+"""The vision tower: patches of images to the embeddings of their image tokens.
 
 A ViT (pre-norm blocks, full attention, two-dimensional rotary positions) and an aligner that merges squares of patches.
-Letters: P patches, C tower width, H hidden size of the language model.
+Images of any sizes lie one after the other; only attention and the aligner know where one ends, so none sees another.
+Letters: P patches of one image, N of all of them, C tower width, H hidden size of the language model.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -12,7 +15,7 @@ from torch.nn import functional
 
 from deepinfer.config.model import VisionConfig
 from deepinfer.ops.norm import rms_norm
-from deepinfer.text.images import ImageInput
+from deepinfer.text.images import ImageGrid, ImageInput
 
 _EPS = 1e-6  # of the tower's norms
 
@@ -53,18 +56,40 @@ class VisionWeights:
     markers: Tensor  # dense [4, H], by token type: start, (image), newline, end
 
 
-def embed_image(image: ImageInput, config: VisionConfig, weights: VisionWeights) -> Tensor:
-    """The embeddings of an image's tokens, row-major: dense [rows * cols, H]."""
-    grid = image.grid
+def embed_images(images: Sequence[ImageInput], config: VisionConfig, weights: VisionWeights) -> list[Tensor]:
+    """The embeddings of each image's tokens, row-major: dense [rows * cols, H]."""
+    grids = [image.grid for image in images]
+    x = run_blocks(enter_tower(images, weights), grids, config, weights.blocks)
+    return leave_tower(x, grids, config, weights)
+
+
+def enter_tower(images: Sequence[ImageInput], weights: VisionWeights) -> Tensor:
+    """What the first block reads: dense [N, C]."""
     device, dtype = weights.w2.weight.device, weights.w2.weight.dtype
-    x = weights.patch_embed(image.patches.to(device, dtype).flatten(1))
-    angles = _angles(grid.vit_rows, grid.vit_cols, config, device)
-    for block in weights.blocks:
-        x = x + _attention(rms_norm(x, block.norm1, _EPS), angles, config.num_attention_heads, block)
+    return weights.patch_embed(torch.cat([image.patches.to(device, dtype).flatten(1) for image in images]))
+
+
+def run_blocks(
+    x: Tensor, grids: Sequence[ImageGrid], config: VisionConfig, blocks: Sequence[VisionBlockWeights]
+) -> Tensor:
+    """Some of the tower's blocks, x [N, C] -> [N, C]; running them in several goes gives the same to the bit."""
+    angles = torch.cat([_angles(grid.vit_rows, grid.vit_cols, config, x.device) for grid in grids])
+    for block in blocks:
+        x = x + _attention(rms_norm(x, block.norm1, _EPS), angles, grids, config.num_attention_heads, block)
         gate, up = functional.linear(rms_norm(x, block.norm2, _EPS), block.w1).chunk(2, dim=-1)
         x = x + functional.linear(functional.silu(gate) * up, block.w2)
-    merged = _merge(rms_norm(x, weights.norm, _EPS), grid.vit_rows, grid.vit_cols, config.downsample_ratio)
-    return weights.w2(functional.gelu(weights.w1(merged)))
+    return x
+
+
+def leave_tower(x: Tensor, grids: Sequence[ImageGrid], config: VisionConfig, weights: VisionWeights) -> list[Tensor]:
+    """From the last block's output [N, C] to each image's embeddings, dense [rows * cols, H]."""
+    parts = torch.split(rms_norm(x, weights.norm, _EPS), [grid.patches for grid in grids])
+    merged = [
+        _merge(part, grid.vit_rows, grid.vit_cols, config.downsample_ratio)
+        for part, grid in zip(parts, grids, strict=True)
+    ]
+    cells = weights.w2(functional.gelu(weights.w1(torch.cat(merged))))
+    return list(torch.split(cells, [grid.rows * grid.cols for grid in grids]))
 
 
 def _angles(rows: int, cols: int, config: VisionConfig, device: torch.device) -> Tensor:
@@ -77,19 +102,31 @@ def _angles(rows: int, cols: int, config: VisionConfig, device: torch.device) ->
 
 
 def _rotate_halves(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn channel i with channel i + d/2: x [P, heads, d], angles [P, d/2], in FP32."""
+    """Turn channel i with channel i + d/2: x [N, heads, d], angles [N, d/2], in FP32."""
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def _attention(x: Tensor, angles: Tensor, heads: int, block: VisionBlockWeights) -> Tensor:
-    """x [P, C] -> [P, C], every patch sees all."""
+def _attention(x: Tensor, angles: Tensor, grids: Sequence[ImageGrid], heads: int, block: VisionBlockWeights) -> Tensor:
+    """x [N, C] -> [N, C], every patch sees all of its image."""
     q, k, v = (part.reshape(len(x), heads, -1) for part in block.wqkv(x).chunk(3, dim=-1))
     q, k = _rotate_halves(q, angles), _rotate_halves(k, angles)
-    scores = torch.matmul(q.transpose(0, 1), k.permute(1, 2, 0)).float() * q.shape[-1] ** -0.5
-    mixed = torch.matmul(scores.softmax(-1).to(x.dtype), v.transpose(0, 1))
-    return block.wo(mixed.transpose(0, 1).flatten(1))
+    mixed = torch.empty_like(q)
+    for start, images, patches in _runs(grids):
+        rows = slice(start, start + images * patches)
+        one, other, values = (part[rows].view(images, patches, heads, -1).transpose(1, 2) for part in (q, k, v))
+        mixed[rows] = functional.scaled_dot_product_attention(one, other, values).transpose(1, 2).flatten(0, 1)
+    return block.wo(mixed.flatten(1))
+
+
+def _runs(grids: Sequence[ImageGrid]) -> Iterator[tuple[int, int, int]]:
+    """(first row, images, patches of each) for every stretch of images with equally many patches."""
+    start = 0
+    for patches, run in groupby(grid.patches for grid in grids):
+        images = len(list(run))
+        yield start, images, patches
+        start += images * patches
 
 
 def _merge(x: Tensor, rows: int, cols: int, ratio: int) -> Tensor:

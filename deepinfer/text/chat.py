@@ -7,8 +7,9 @@ from typing import Any
 import deepseek_recipe as recipe
 
 from deepinfer.core.errors import RequestError
-from deepinfer.text.messages import ImageLike, Message, image_number, take_images, unused_placeholder
+from deepinfer.text.messages import Message, image_number, take_images, unused_placeholder
 from deepinfer.text.reply import ParsedReply, ReplyFormat, ReplyParser
+from deepinfer.text.sources import ImageLike
 from deepinfer.text.spellings import IMAGE
 from deepinfer.text.tokenizer import Tokenizer
 

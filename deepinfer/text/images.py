@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -44,6 +46,11 @@ class ImageGrid:
     cols: int
 
     @property
+    def patches(self) -> int:
+        """How many the vision tower reads."""
+        return self.vit_rows * self.vit_cols
+
+    @property
     def tokens(self) -> int:
         """Length of the span in the prompt: image tokens, a newline a row, a start and an end."""
         return self.rows * (self.cols + 1) + 2
@@ -55,6 +62,12 @@ class ImageInput:
 
     patches: Tensor
     grid: ImageGrid
+
+    @cached_property
+    def digest(self) -> str:
+        """Name of the content: equal for equal patches in equal grids alone."""
+        shape = f"{self.grid.vit_rows}x{self.grid.vit_cols}".encode()
+        return blake2b(shape + self.patches.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def plan_grid(width: int, height: int, vision: VisionConfig) -> ImageGrid:

@@ -7,8 +7,8 @@ from typing import Any
 from PIL import Image
 
 from deepinfer.core.errors import RequestError
+from deepinfer.text.sources import TAKES, ImageLike
 
-ImageLike = str | Path | bytes | Image.Image
 Message = Mapping[str, Any]
 
 _URL = "http://image/"  # never fetched; the number behind it finds the image again
@@ -17,8 +17,8 @@ _URL = "http://image/"  # never fetched; the number behind it finds the image ag
 def take_images(messages: Sequence[Message]) -> tuple[list[Message], list[ImageLike]]:
     """Return messages in which every image part is a numbered stand-in URL, and the images by number.
 
-    Image parts are `{"type": "image_url", "image_url": {"url": path or data URL}}` and
-    `{"type": "image", "image": path, data URL, bytes or PIL image}`. RequestError names the message and part.
+    Image parts are `{"type": "image_url", "image_url": {"url": URL, data URL or path}}` and
+    `{"type": "image", "image": path, URL, data URL, bytes or PIL image}`. RequestError names the message and part.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("messages must be a non-empty list of dicts with role and content")
@@ -58,7 +58,7 @@ def _part(part: object, where: str, images: list[ImageLike]) -> object:
     if not isinstance(part, Mapping) or part.get("type") not in ("text", "image", "image_url"):
         raise RequestError(
             f"{where}: expected {{'type': 'text', 'text': str}}, {{'type': 'image_url', 'image_url': {{'url': str}}}} "
-            f"or {{'type': 'image', 'image': path, data URL, bytes or PIL image}}, got {part!r:.80}"
+            f"or {{'type': 'image', 'image': {TAKES}}}, got {part!r:.80}"
         )
     if part["type"] == "text":
         return part
@@ -66,7 +66,7 @@ def _part(part: object, where: str, images: list[ImageLike]) -> object:
     if isinstance(image, Mapping):
         image = image.get("url")
     if not isinstance(image, str | Path | bytes | Image.Image):
-        raise RequestError(f"{where}: an image must be a path, a data URL, bytes or a PIL image, got {image!r:.80}")
+        raise RequestError(f"{where}: an image must be {TAKES}, got {image!r:.80}")
     images.append(image)
     return {"type": "image_url", "image_url": {"url": f"{_URL}{len(images) - 1}"}}
 

@@ -1,71 +1,66 @@
-"""Opens the images of a request as upright RGB; whatever is wrong with one is one RequestError."""
+"""Decodes the images of a request to upright RGB; whatever is wrong with one is one RequestError."""
 
-import base64
-import binascii
 import io
-import urllib.parse
-from pathlib import Path
+import struct
+from threading import Lock
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from deepinfer.core.errors import RequestError
+from deepinfer.text.fetch import Fetcher
+from deepinfer.text.sources import ImageLike, ImageLimits, read_source
 
-# Pillow warns above this and refuses at twice as much; here the first is refused already.
-MAX_PIXELS = 89_478_485
 # Not all that Pillow opens: some of its formats start other programs (EPS) or are known to no user.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "TGA", "JPEG2000")
+MAX_SCANS = 256  # of a progressive JPEG; real ones have about ten, and each costs a pass over all pixels
+
+_DEFAULT = ImageLimits()
+_PNG = b"\x89PNG\r\n\x1a\n"
+_given = Lock()  # a PIL image may be in several requests at once, and reads its file when it is first looked at
 
 
-def load_image(source: str | Path | bytes | Image.Image) -> Image.Image:
+def load_image(source: ImageLike, limits: ImageLimits = _DEFAULT) -> Image.Image:
     """Return the first frame of an image as upright RGB, alpha composed over white.
 
-    `source` is a path, a data URL, the bytes of an image file, or a PIL image. RequestError if it is none of these,
-    cannot be read whole, or has no pixels or more than MAX_PIXELS. Nothing is fetched from the network.
+    `source` is a path, a data URL, a URL whose host the limits list, the bytes of an image file, or a PIL image, which
+    is left as it is. RequestError if it is none of these, cannot be read whole, has no pixels, or breaks a limit.
     """
     if isinstance(source, Image.Image):
-        return _decode(source, "PIL image")
-    if isinstance(source, bytes):
-        return _open(source, f"image bytes ({len(source)})")
-    if isinstance(source, str) and source[:5].lower() == "data:":
-        return _open(_data_url(source), f"data URL {source[:40]}...")
-    if isinstance(source, str) and "://" in source:
-        raise RequestError(f"image {source[:80]!r}: URLs are not fetched; give a path, a data URL or bytes")
-    if not isinstance(source, str | Path):
-        raise RequestError(f"an image must be a path, a data URL, bytes or a PIL image, got {type(source).__name__}")
+        with _given:
+            return _decode(source, "PIL image", limits)
+    file = read_source(source, limits, Fetcher(limits.url_hosts, limits.max_bytes, limits.url_seconds))
+    _check_hidden_work(file.data, file.where, limits)
     try:
-        data = Path(source).read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise RequestError(f"image {str(source)[:200]!r} cannot be read: {error}") from error
-    return _open(data, str(source))
-
-
-def _data_url(url: str) -> bytes:
-    head, comma, body = url.partition(",")
-    if not comma:
-        raise RequestError(f"data URL {url[:40]!r} has no comma; expected data:image/png;base64,...")
-    if not head.lower().endswith(";base64"):
-        return urllib.parse.unquote_to_bytes(body)
-    try:
-        return base64.b64decode("".join(urllib.parse.unquote(body).split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RequestError(f"data URL {url[:40]!r} is not base64: {error}") from error
-
-
-def _open(data: bytes, where: str) -> Image.Image:
-    try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(file.data), formats=FORMATS)
     except Exception as error:  # Pillow's plugins raise many types on broken files
-        raise RequestError(f"{where} is not a readable image ({', '.join(FORMATS)}): {error}") from error
+        raise RequestError(f"{file.where} is not a readable image ({', '.join(FORMATS)}): {error}") from error
     with image:
-        return _decode(image, where)
+        return _decode(image, file.where, limits)
 
 
-def _decode(image: Image.Image, where: str) -> Image.Image:
-    if image.width < 1 or image.height < 1 or image.width * image.height > MAX_PIXELS:
+def _check_hidden_work(data: bytes, where: str, limits: ImageLimits) -> None:
+    """Refuse what its size does not show: an icon that hides a large PNG, a JPEG with a great many scans."""
+    if data[:4] == b"\0\0\1\0":
+        entries = min(int.from_bytes(data[4:6], "little"), (len(data) - 6) // 16)
+        for offset in (struct.unpack_from("<I", data, 18 + 16 * entry)[0] for entry in range(entries)):
+            if data[offset : offset + 8] == _PNG and offset + 24 <= len(data):
+                width, height = struct.unpack_from(">II", data, offset + 16)
+                _check_size(width, height, where, limits)
+    if data[:2] == b"\xff\xd8" and data.count(b"\xff\xda") > MAX_SCANS:
+        raise RequestError(f"{where} is a JPEG with more than {MAX_SCANS} scans; save it as an ordinary one")
+
+
+def _check_size(width: int, height: int, where: str, limits: ImageLimits) -> None:
+    if width < 1 or height < 1 or width * height > limits.max_pixels:
         raise RequestError(
-            f"{where} has {image.width} x {image.height} pixels; expected at least 1 and at most {MAX_PIXELS}"
+            f"{where} has {width} x {height} pixels; expected at least 1 and at most {limits.max_pixels} "
+            "(max_image_pixels)"
         )
+
+
+def _decode(image: Image.Image, where: str, limits: ImageLimits) -> Image.Image:
+    _check_size(image.width, image.height, where, limits)
     try:
         image.load()
         return _rgb(_upright(image))

@@ -8,19 +8,22 @@ from torch import Tensor
 
 from deepinfer.cache.manager import KVManager
 from deepinfer.cache.storage import Caches
+from deepinfer.config.model import VisionConfig
 from deepinfer.core.batch import Batch
 from deepinfer.core.plan import Plan
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
+from deepinfer.engine.content import image_spans
 from deepinfer.engine.loop import run_plain
 from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.replay import ReplayPolicy
-from deepinfer.engine.scheduler import EndRules, Job, Scheduler, SchedulerLimits
+from deepinfer.engine.scheduler import EndRules, Job, Pictures, Scheduler, SchedulerLimits, VisionLimits
 from deepinfer.model.model import InferenceModel, StepOutput
 from deepinfer.text.images import ImageInput
 
 PAGE_SIZE = 8  # small, so that prompts of golden data fill several
 ROWS_A_STEP = 4096
+PATCHES_A_STEP = 24
 NEW_TOKENS = 8  # requests that are through with their prompt decode while others prefill
 
 
@@ -86,6 +89,7 @@ def run(model: InferenceModel, prompts: Sequence[Prompt], mode: str, chunk: int 
         config.sliding_window,
         KVManager(pages, PAGE_SIZE, "golden", caches),
         EndRules(config.eos_token_id, config.max_position_embeddings),
+        pictures=None if config.vision is None else Pictures(_vision_limits(config.vision), image_spans),
     )
     recorder = _Recorder(model)
     runner = ModelRunner(recorder, caches, config.vocab_size)  # type: ignore[arg-type]
@@ -99,6 +103,11 @@ def run(model: InferenceModel, prompts: Sequence[Prompt], mode: str, chunk: int 
     run_plain(scheduler, runner, landed)
     by_request = {request_id: slot for slot, request_id in slots.items()}
     return [_collect(job, prompt, by_request, recorder) for job, prompt in zip(jobs, prompts, strict=True)]
+
+
+def _vision_limits(vision: VisionConfig) -> VisionLimits:
+    """So little a step that larger images take several, and no memory for more than one image at a time."""
+    return VisionLimits(vision.num_hidden_layers, PATCHES_A_STEP)
 
 
 def _admit(scheduler: Scheduler, runner: ModelRunner, index: int, prompt: Prompt) -> Job:

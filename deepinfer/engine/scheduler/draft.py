@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from deepinfer.core.plan import PageLoad, Plan, Span
+from deepinfer.core.plan import Encode, PageLoad, Plan, Span
 from deepinfer.engine.scheduler.job import Job
 
 
@@ -16,6 +16,8 @@ class Draft:
         self._spans: list[Span] = []
         self._pages: dict[int, tuple[int, ...]] = {}
         self._loads: list[PageLoad] = []
+        self._dropped: tuple[str, ...] = ()
+        self._encodes: tuple[Encode, ...] = ()
 
     def decode(self, job: Job) -> None:
         """Run the newest token; if a step in flight is to sample it, only the device will know its id."""
@@ -23,11 +25,13 @@ class Draft:
         self._add(job, 1, ids, True)
         self.decode_rows += 1
 
-    def prefill(self, job: Job, chunk: int) -> bool:
-        """Run the next known tokens, at most `chunk`; returns whether that was the last of them."""
-        known = job.sequence.length
-        count = min(chunk, self.budget, known - job.next)
-        end = job.next + count
+    def next_chunk(self, job: Job, chunk: int) -> int:
+        """Where the job's next rows can end, if at most `chunk` known tokens are run."""
+        return min(job.next + min(chunk, self.budget), job.sequence.length)
+
+    def prefill(self, job: Job, end: int) -> bool:
+        """Run the known tokens up to `end`; returns whether those were the last of them."""
+        known, count = job.sequence.length, end - job.next
         self._add(job, count, job.token_ids(job.next, end), end == known)
         return end == known
 
@@ -36,9 +40,15 @@ class Draft:
         self._pages[_slot(job)] = tuple(job.pages)
         self._loads.extend(loads)
 
+    def encode(self, dropped: tuple[str, ...], encodes: tuple[Encode, ...]) -> None:
+        """Let go of some images, and encode others."""
+        self._dropped, self._encodes = dropped, encodes
+
     def plan(self, number: int) -> Plan:
         """Return what was drafted."""
-        return Plan(number, tuple(self._spans), self._pages, tuple(self._loads))
+        return Plan(
+            number, tuple(self._spans), self._pages, tuple(self._loads), dropped=self._dropped, encodes=self._encodes
+        )
 
     def _add(self, job: Job, count: int, ids: tuple[int, ...] | None, sample: bool) -> None:
         sequence = job.sequence

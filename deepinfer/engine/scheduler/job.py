@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from deepinfer.core.plan import Admitted
+from deepinfer.core.plan import Admitted, ImageSpan
 from deepinfer.engine.sequence import Sequence
 
 Rank = tuple[int, int]
@@ -36,6 +36,7 @@ class Job:
     in_flight: steps in flight that hold rows of it.
     void: what the steps in flight compute for it cannot be used, because a step before them failed.
     hit_tokens, miss: tokens of its last start that came from the prefix cache, and why there were no more.
+    images: where pictures stand in its prompt. seen: how many of them it has asked for since its last start.
     preemptions: how often it lost its pages and began again.
     error: why it failed.
     """
@@ -60,6 +61,8 @@ class Job:
     void: bool = False
     hit_tokens: int = 0
     miss: str | None = None
+    images: tuple[ImageSpan, ...] = ()
+    seen: int = 0
     preemptions: int = 0
     error: Exception | None = None
 
@@ -74,6 +77,7 @@ class Job:
         self.phase, self.slot = Phase.RUNNING, slot
         self.pages, self.room = list(admitted.pages), len(admitted.pages) * page_size
         self.next = self.floor = first
+        self.seen = 0
         self.write_from = self.published = self.hit_tokens = hit
         self.miss, self.loaded = admitted.miss, bool(admitted.loads)
 

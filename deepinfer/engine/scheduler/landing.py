@@ -1,6 +1,6 @@
 """What a step's return means for its requests."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from deepinfer.core.errors import RequestError
 from deepinfer.engine.scheduler.departures import Departures
@@ -24,10 +24,16 @@ class Landing:
         self._departures = departures
         self._statistics = statistics
 
-    def take(self, flight: Flight, tokens: Mapping[int, int]) -> list[Job]:
-        """Take the results of a step that went well; returns the jobs that got a token."""
+    def take(
+        self, flight: Flight, tokens: Mapping[int, int], failures: Sequence[tuple[Job, Exception]] = ()
+    ) -> list[Job]:
+        """Take the results of a step that went well, but for some jobs; returns those that failed or got a token."""
         _check_tokens(flight, tokens)
         extended = []
+        for job, error in failures:
+            if job.phase is Phase.RUNNING and not job.void:
+                self._fail(job, error)
+                extended.append(job)
         for span, job in zip(flight.plan.spans, flight.jobs, strict=True):
             if job.phase is Phase.ENDED or job.void:
                 self._statistics.dropped_rows += span.count

@@ -17,6 +17,7 @@ from deepinfer.engine.scheduler.job import Job, Phase
 from deepinfer.engine.scheduler.landing import Landing
 from deepinfer.engine.scheduler.limits import SchedulerLimits
 from deepinfer.engine.scheduler.order import Ranked, rank
+from deepinfer.engine.scheduler.pictures import Pictures
 from deepinfer.engine.scheduler.ports import PageOwner
 from deepinfer.engine.scheduler.running import Running
 from deepinfer.engine.scheduler.statistics import Statistics
@@ -46,14 +47,19 @@ class Scheduler:
         kv: PageOwner,
         ends: EndRules,
         keys: Keys = token_keys,
+        pictures: Pictures | None = None,
     ) -> None:
-        """Schedule for a model with sliding windows of `window` tokens; all pages of `kv` belong to this scheduler."""
+        """Schedule for a model with sliding windows of `window` tokens; all pages of `kv` belong to this scheduler.
+
+        So do `pictures`; without them requests have no images.
+        """
         self.statistics = Statistics()
         self._limits = limits
         self._replay = replay
         self._kv = kv
         self._ends = ends
         self._keys = keys
+        self._pictures = pictures or Pictures()
         self._jobs: dict[int, Job] = {}
         self._waiting = Ranked()
         self._followers: dict[int, list[Job]] = {}
@@ -96,6 +102,7 @@ class Scheduler:
             rank(request.priority, self._flights.next_number, request_id, self._limits.ageing_steps),
             end=length + sequence.max_new_tokens - 1,
             decoder_from=sequence.replay_start if self._replay.mode == "compact" else 0,
+            images=self._pictures.spans(request),
         )
         self._jobs[request_id] = job
         self.statistics.added += 1
@@ -129,24 +136,32 @@ class Scheduler:
         """
         self._flights.check_room()
         draft = Draft(self._limits.max_num_batched_tokens)
+        self._pictures.start_plan(self._running.prefilling)
         self._decode(draft)
         self._prefill(draft)
         self._admit(draft)
-        if not draft.jobs:
+        self._pictures.look_ahead(self._running.prefilling)
+        if not draft.jobs and not self._pictures.busy:
             self._check_alive()
             return None
+        draft.encode(*self._pictures.planned())
         plan = self._flights.open(draft)
         self.statistics.planned(plan, self._limits.max_num_batched_tokens - draft.budget, draft.decode_rows)
         return plan
 
-    def commit(self, number: int, tokens: Mapping[int, int]) -> list[Job]:
+    def commit(
+        self, number: int, tokens: Mapping[int, int], failures: Mapping[int, Exception] | None = None
+    ) -> list[Job]:
         """Take the results of step `number`: request id -> sampled token, for each span that samples.
 
-        Returns the jobs that got a token, ended ones included (`sequence.finish_reason` says so); tokens of requests
-        that ended before are ignored. ValueError, and nothing changes, for a step that is not the oldest in flight or
-        a missing token.
+        `failures`: requests that could not be served, and why; they end with an error and nobody else notices.
+        Returns the jobs that got a token or failed, ended ones included (`sequence.finish_reason` says so); tokens of
+        requests that ended before are ignored. ValueError, and nothing changes, for a step that is not the oldest in
+        flight or a missing token.
         """
-        extended = self._landing.take(self._flights.oldest(number), tokens)
+        failed = [(self._jobs[one], error) for one, error in (failures or {}).items() if one in self._jobs]
+        extended = self._landing.take(self._flights.oldest(number), tokens, failed)
+        self._pictures.forget(image.digest for job, _ in failed for image in job.images)
         self._flights.close(number)
         self._let_follow(extended)
         return extended
@@ -163,7 +178,9 @@ class Scheduler:
         guilty: ids of the requests at fault; the step's other requests begin again and lose nothing. None: all of them.
         Requests outside the step are unaffected. ValueError if the step is not the oldest in flight.
         """
-        lost = self._landing.lose(self._flights.close(number), error, guilty)
+        flight = self._flights.close(number)
+        self._pictures.forget(encode.digest for encode in flight.plan.encodes)
+        lost = self._landing.lose(flight, error, guilty)
         self._let_follow(lost)
         return lost
 
@@ -202,8 +219,8 @@ class Scheduler:
             self._run_chunk(draft, job)
 
     def _run_chunk(self, draft: Draft, job: Job) -> None:
-        chunk = self._limits.max_chunk or draft.budget
-        if draft.prefill(job, chunk):
+        end = self._pictures.reach(job, draft.next_chunk(job, self._limits.max_chunk or draft.budget))
+        if end > job.next and draft.prefill(job, end):
             self._running.prefilling.remove(job)
             self._running.decoding.insert(job)
 

@@ -67,12 +67,12 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
     keep = settings.keep_quantized
     if keep is None:
         keep = device.type != "cpu" and dtype is torch.bfloat16
+    operators = row_operators(config, device) if keep and not environment.batch_invariant else None
     loads: ExpertLoads | None
     if member is not None and member.collectives is not None:
         extra, interval = environment.extra_experts or 0, settings.rebalance_steps
-        model, loads = sharing_model(checkpoint, classes, dtype, device, keep, member, extra, interval)
+        model, loads = sharing_model(checkpoint, classes, operators, dtype, device, keep, member, extra, interval)
     else:
-        operators = row_operators(config, device) if keep and not environment.batch_invariant else None
         model, loads = _whole_model(checkpoint, classes, dtype, device, keep, operators, settings.count_experts)
     pages = _pages(config, limits.max_num_seqs, settings, device)
     caches = Caches(config, pages, limits.max_num_seqs, settings.page_size, device=device)

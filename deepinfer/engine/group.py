@@ -11,7 +11,7 @@ import torch
 
 from deepinfer.checkpoint.reader import CONFIG_FILE
 from deepinfer.config.engine import EngineConfig
-from deepinfer.config.envs import Environment, set_variable
+from deepinfer.config.envs import Environment
 from deepinfer.config.model import ModelConfig
 from deepinfer.core.errors import ConfigError, RankError
 from deepinfer.core.outputs import RequestOutput
@@ -51,7 +51,6 @@ class EngineGroup:
             raise ConfigError(
                 f"{topology.ranks} ranks, {topology.launchers} launchers, several a node: take one a node or one a rank"
             )
-        set_variable("NCCL_NVLS_ENABLE", "0")  # NVLink multicast needs more of the machine than exchanges gain by it
         self._topology, self._turn, self._calls = topology, Lock(), 0
         first = topology.local * (environment.launcher or 0)
         host, port, listener = _meeting_place(environment, topology)

@@ -8,6 +8,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from deepinfer.config.envs import set_variable
+
 dist: Any = torch.distributed  # process groups are used as objects, without a default one; torch has no types for that
 LONGEST_WAIT = timedelta(minutes=10)
 """A last resort: that a rank is gone is noticed within a second by other means."""
@@ -24,6 +26,9 @@ class Collectives:
         self._host = _gloo(dist.PrefixStore("host", store), rank, size, local, wait)
         self._data = self._host
         if device.type == "cuda":
+            # Exchanges gain nothing by NVLink multicast; that a rank is gone is for `Ranks` to notice, not for NCCL.
+            set_variable("NCCL_NVLS_ENABLE", "0")
+            set_variable("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             self._data = dist.ProcessGroupNCCL(dist.PrefixStore("data", store), rank, size, _nccl_options(wait))
 
     def most(self, values: Sequence[int]) -> list[int]:

@@ -9,6 +9,7 @@ from deepinfer.config.model import ModelConfig
 from deepinfer.core.batch import Batch
 from deepinfer.model.experts import RoutedExperts
 from deepinfer.model.model import InferenceModel, StepOutput
+from deepinfer.model.rows import RowOperators
 from deepinfer.model.weights import ModelWeights
 from deepinfer.parallel.balancer import Balancer
 from deepinfer.parallel.collectives import Collectives
@@ -26,12 +27,13 @@ class SharingModel(InferenceModel):
         config: ModelConfig,
         weights: ModelWeights,
         classes: Sequence[int],
+        operators: RowOperators | None,
         experts: Sequence[RoutedExperts],
         ranks: Ranks,
         collectives: Collectives,
         balancer: Balancer,
     ) -> None:
-        super().__init__(config, weights, classes, experts=experts)
+        super().__init__(config, weights, classes, operators, experts)
         self._ranks, self._collectives, self._balancer = ranks, collectives, balancer
         self._decoders = False
 
@@ -69,4 +71,4 @@ class SharingModel(InferenceModel):
         chosen = torch.empty(0, self.config.num_experts_per_tok, dtype=torch.int64, device=self.device)
         for layer in range(first, end):
             weights = self.weights.layers[layer].experts
-            self.experts[layer](nothing, chosen, chosen.float(), weights, self.config.swiglu_limit)()
+            self.experts[layer](nothing, chosen, chosen.float(), weights, self.config.swiglu_limit)(nothing)

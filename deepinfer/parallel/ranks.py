@@ -156,6 +156,7 @@ class Ranks:
         self.check()
         try:
             yield
+            self.check()  # an exchange that was broken off may have come back with anything
         except RankError:
             raise
         except Exception as error:

@@ -7,6 +7,7 @@ import torch
 from deepinfer.model.experts import ExpertLoads
 from deepinfer.model.loading import Weights, load_routed, load_weights
 from deepinfer.model.model import InferenceModel
+from deepinfer.model.rows import RowOperators
 from deepinfer.ops.experts import Experts
 from deepinfer.parallel.balancer import Balancer
 from deepinfer.parallel.experts import ExpertTable, SharedExperts
@@ -18,6 +19,7 @@ from deepinfer.parallel.placement import first_placement
 def sharing_model(
     checkpoint: Weights,
     classes: Sequence[int],
+    operators: RowOperators | None,
     dtype: torch.dtype,
     device: torch.device,
     keep_quantized: bool,
@@ -42,4 +44,4 @@ def sharing_model(
 
     held_weights = [layer.experts for layer in weights.layers]
     balancer = Balancer(tables, held_weights, loads, collectives, read, rebalance_steps, topology.nodes)
-    return SharingModel(config, weights, classes, shared, member.ranks, collectives, balancer), loads
+    return SharingModel(config, weights, classes, operators, shared, member.ranks, collectives, balancer), loads

@@ -1,13 +1,15 @@
 """Images through the tower, packed and in parts, and through the model over caches, in chunks of any size."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from model_rig import Player, Rig, error, make_smooth, rig_of, text
 
+from deepinfer.model import model, vision
 from deepinfer.model.pictures import PicturePart, PromptImages, combine
 from deepinfer.model.vision import embed_images, enter_tower, leave_tower, run_blocks
 from deepinfer.text.images import IMAGE, ImageGrid, ImageInput, expand_images
@@ -82,6 +84,40 @@ def test_images_beside_text_and_other_images() -> None:
         left = {number: len(playing.ids) - playing.done for number, playing in player.requests.items()}
         player.step({number: min(4, rows) for number, rows in left.items() if rows})
     assert all(error(rig, player.requests[number]) < LIMIT for number in numbers)
+
+
+def routed_like_text(patch: pytest.MonkeyPatch, _: Rig) -> None:
+    original = model.mixture
+    patch.setattr(model, "mixture", lambda h, is_image, *rest: original(h, None, *rest))
+
+
+def read_by_engram(patch: pytest.MonkeyPatch, rig: Rig) -> None:
+    patch.setattr(rig.model, "_classes", rig.model._classes.clamp(min=3))
+
+
+def confused_markers(patch: pytest.MonkeyPatch, rig: Rig) -> None:
+    vision = rig.model.weights.vision
+    patch.setattr(
+        rig.model, "weights", replace(rig.model.weights, vision=replace(vision, markers=vision.markers.roll(1, 0)))
+    )
+
+
+def one_large_image(patch: pytest.MonkeyPatch, _: Rig) -> None:
+    patch.setattr(vision, "_runs", lambda grids: [(0, 1, sum(grid.patches for grid in grids))])
+
+
+@pytest.mark.usefixtures("smooth")
+@pytest.mark.parametrize("fault", [None, routed_like_text, read_by_engram, confused_markers, one_large_image])
+def test_what_is_special_about_images_is_noticed(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routing by the second bias, an Engram that does not see them, learned markers, attention within an image."""
+    rig = rig_of("all parts")
+    if fault is not None:
+        fault(monkeypatch, rig)
+    images = [picture(grid, seed) for seed, grid in enumerate(GRIDS.values())]
+    ids, types = prompt(rig, images, (3, 0, 5, 4))
+    player = Player(rig.model)
+    found = error(rig, player.run(player.add(ids, "off", 0, types, images), 7))
+    assert found < LIMIT if fault is None else found > 10 * LIMIT
 
 
 class TestPacked:

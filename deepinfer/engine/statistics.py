@@ -52,7 +52,7 @@ class EngineStatistics:
 
     def snapshot(self) -> "EngineStatistics":
         """A copy that can be sent to another process."""
-        copy = EngineStatistics(deepcopy(self.scheduler), deepcopy(self.cache))
+        copy = EngineStatistics(deepcopy(self.scheduler), deepcopy(self.cache), pictures=deepcopy(self.pictures))
         copy.prefill, copy.decode = deepcopy(self.prefill), deepcopy(self.decode)
         return copy
 
@@ -104,7 +104,10 @@ def merged(parts: Sequence[EngineStatistics]) -> EngineStatistics:
             setattr(scheduler, name, max(before, value) if name == "largest_step" else before + value)
         for field in fields(CacheStatistics):
             setattr(cache, field.name, getattr(cache, field.name) + getattr(part.cache, field.name))
-    result = EngineStatistics(scheduler, cache)
+    pictures = PictureStatistics(
+        *(sum(getattr(part.pictures, field.name) for part in parts) for field in fields(PictureStatistics))
+    )
+    result = EngineStatistics(scheduler, cache, pictures=pictures)
     for name in ("prefill", "decode"):
         paces = [getattr(part, name) for part in parts]
         rows = sum(pace.rows for pace in paces)

@@ -55,7 +55,7 @@ def measure(requests: int, steps: int, ahead: int) -> list[float]:
         if plan is None:
             raise RuntimeError("nothing to run before all steps were measured")
         in_flight.append(plan)
-        tokens = {span.request_id: TOKEN for span in in_flight[0].spans if span.sample}
+        tokens = {span.request_id: (TOKEN,) for span in in_flight[0].spans if span.sample}
         begin = time.perf_counter()
         if len(in_flight) > ahead:
             scheduler.commit(in_flight.pop(0).number, tokens)

@@ -85,7 +85,7 @@ def alike(one: Sequence[RequestOutput], other: Sequence[RequestOutput]) -> float
 def caches_of(directory: Path, pages: int, slots: int = 32, page_size: int = 64) -> int:
     """The `cache_bytes` that make just so many pages."""
     config = ModelConfig.from_file(directory / "config.json")
-    return CacheSizes(config, slots, page_size).total(pages)
+    return CacheSizes(config, slots, page_size, 1 + config.dspark_block_size).total(pages)
 
 
 def parts(llm: LLM) -> Parts:

@@ -95,7 +95,7 @@ def run(scheduler: Scheduler, token: int = 7) -> tuple[Plan, list[Job]]:
 
 def commit(scheduler: Scheduler, plan: Plan, token: int = 7) -> list[Job]:
     """Commit a step with the same token for everyone."""
-    return scheduler.commit(plan.number, {span.request_id: token for span in plan.spans if span.sample})
+    return scheduler.commit(plan.number, {span.request_id: [token] for span in plan.spans if span.sample})
 
 
 def shape(plan: Plan | None) -> list[tuple[int, int, int]]:

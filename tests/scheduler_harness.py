@@ -60,10 +60,12 @@ class Harness:
     mode: str = "compact"
     keep: int = 6
     host_pages: int = 0
+    errs: int = 3
     ends: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.device = Device(self.limits.max_num_seqs, self.pages, self.page_size, self.window)
+        slots, depth = self.limits.max_num_seqs, self.limits.drafts
+        self.device = Device(slots, self.pages, self.page_size, self.window, depth, self.errs)
         tiers = [HostTier(self.host_pages * self.page_size * 8)] if self.host_pages else []
         self.kv = Guard(self.pages, self.page_size, self.device, tiers)
         replay = ReplayPolicy(self.mode, self.keep)
@@ -71,7 +73,7 @@ class Harness:
         self.replay = replay
         self.requests = self.device.requests
         self.jobs: dict[int, Job] = {}
-        self.results: deque[tuple[Plan, dict[int, int], bool]] = deque()
+        self.results: deque[tuple[Plan, dict[int, list[int]], bool]] = deque()
         self.decoding: set[int] = set()
         self.loads = 0
         self.arrivals: dict[int, int] = {}
@@ -182,7 +184,7 @@ class Harness:
         assert span.cut == start
         assert span.decoder_from == (start if self.mode == "compact" else 0)
         if decode:
-            assert span.count == 1
+            assert span.count <= 1 + self.limits.drafts
             assert span.sample
         elif self.limits.max_chunk:
             assert span.count <= self.limits.max_chunk
@@ -193,7 +195,7 @@ class Harness:
             assert all(user == span.request_id for slot, user in users if slot == span.slot), "the slot is in use"
             self.starts.setdefault(span.request_id, plan.number)
         (self.decoding.add if span.sample else self.decoding.discard)(span.request_id)
-        assert span.end <= len(self.kv.held[span.request_id]) * self.page_size, "rows without pages"
+        assert min(span.end, span.limit) <= len(self.kv.held[span.request_id]) * self.page_size, "rows without pages"
 
     def _check_pages(self, plan: Plan) -> None:
         by_slot = {span.slot: span for span in plan.spans}
@@ -203,5 +205,5 @@ class Harness:
         for span in plan.spans:
             pages = self.kv.held[span.request_id]
             first = max(span.first, span.write_from)
-            for position in range(first, span.end):
+            for position in range(first, min(span.end, span.limit)):
                 assert holders.count(pages[position // self.page_size]) == 1, "a shared page would be written"

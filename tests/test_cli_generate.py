@@ -158,7 +158,7 @@ class TestSettings:
         code, _, _ = command(
             "one", "--max-tokens", "1", "--max-requests", "3", "--max-rows", "40", "--chunk", "7", "--page-size", "8",
             "--cache", "2MiB", "--host-cache", "1MB", "--disk-cache", tmp_path / "kv", "--disk-cache-size", "3MB",
-            "--no-prefix-cache", "--no-async", "--dtype", "bfloat16",
+            "--no-prefix-cache", "--no-async", "--dtype", "bfloat16", "--nextn", "2", "--draft-rule", "rejection",
         )  # fmt: skip
         assert code == 0
         everything = EngineConfig(
@@ -173,9 +173,13 @@ class TestSettings:
             prefix_cache=False,
             asynchronous=False,
             dtype="bfloat16",
+            nextn=2,
+            draft_rule="rejection",
         )
         assert made == [everything]
-        assert all(getattr(everything, name) != value for name, value in vars(EngineConfig()).items())
+        no_options = ("keep_quantized", "load_format")  # for benchmarks
+        usual = {name: value for name, value in vars(EngineConfig()).items() if name not in no_options}
+        assert all(getattr(everything, name) != value for name, value in usual.items())
 
     def test_tokens_do_not_depend_on_the_loop(self, command: Any) -> None:
         runs = [command(*PROMPTS, "--max-tokens", "9", "--json", *flags)[1] for flags in ([], ["--no-async"])]

@@ -1,6 +1,7 @@
 """The drafter over caches gives the reference's blocks: golden values, chunks, neighbours, starts, full caches."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from test_model_golden import rig_at
 from torch import Tensor
 
 from deepinfer.model.drafter import Drafter
-from deepinfer.speculative.drafting import Drafts, draft, most_probable
+from deepinfer.speculative.drafting import draft
 
 DRAFTING = ["all parts", "no Engram", "one draft stage", "hidden 96", "ratio 1 only"]
 
@@ -20,10 +21,25 @@ def drafter_of(rig: Rig) -> Drafter:
     return rig.drafter
 
 
+class Made(NamedTuple):
+    """A greedy block: tokens [A, G], logits [A, G, vocab], confidence [A, G]."""
+
+    tokens: Tensor
+    logits: Tensor
+    confidence: Tensor
+
+
 @torch.inference_mode()
-def drafted(player: Player, ids: dict[int, int]) -> Drafts:
+def drafted(player: Player, ids: dict[int, int]) -> Made:
     assert player.drafter is not None
-    return draft(player.drafter, player.anchors(ids), player.caches, most_probable)
+    logits: list[Tensor] = []
+
+    def best(row: Tensor, place: int) -> Tensor:
+        logits.append(row)
+        return row.argmax(-1)
+
+    made = draft(player.drafter, player.anchors(ids), player.caches, best)
+    return Made(made.tokens, torch.stack(logits, 1), made.confidence)
 
 
 def relative(made: Tensor, wanted: Tensor) -> float:
@@ -53,17 +69,17 @@ def test_golden_drafts_through_the_engine(golden_checkpoint: Path, golden: Path,
     assert same >= 0.8 * block.tokens.numel()
 
 
-def expected(rig: Rig, ids: list[int], anchor: int, first: int) -> Drafts:
+def expected(rig: Rig, ids: list[int], anchor: int, first: int) -> Made:
     """The reference's block; it sees no features before `first`."""
     every = torch.tensor([*ids, anchor])
     with torch.inference_mode():
         start = None if first == 0 else torch.tensor([first])
         output = rig.reference(every[None], replay_start=start, compact=first > 0)
         block = rig.reference.draft(every, output.features[0], torch.tensor([len(ids)]), output.first)
-    return Drafts(block.tokens, block.logits, block.confidence)
+    return Made(block.tokens, block.logits, block.confidence)
 
 
-def check(rig: Rig, player: Player, number: int, anchor: int, made: Drafts, row: int = 0) -> None:
+def check(rig: Rig, player: Player, number: int, anchor: int, made: Made, row: int = 0) -> None:
     playing = player.requests[number]
     wanted = expected(rig, playing.ids[: playing.done], anchor, playing.decoder_from)
     assert made.tokens[row].tolist() == wanted.tokens[0].tolist()

@@ -38,9 +38,15 @@ def statistics(monkeypatch: pytest.MonkeyPatch) -> EngineStatistics:
     return made
 
 
+def step(statistics: EngineStatistics, plan: Plan, tokens: int = 1) -> None:
+    """A step by which requests took so many tokens."""
+    statistics.scheduler.generated_tokens += tokens
+    statistics.step(plan, JOBS)
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["plain", "asynchronous"])
 def test_generated_tokens_are_decode_rows(statistics: EngineStatistics, known: bool) -> None:
-    statistics.step(Plan(0, (span(0, PROMPT, 1, known), span(1, PROMPT + 3, 1, known))), JOBS)
+    step(statistics, Plan(0, (span(0, PROMPT, 1, known), span(1, PROMPT + 3, 1, known))), tokens=2)
     assert (statistics.prefill, statistics.decode) == (Pace(), Pace(2, 2.0))
     assert statistics.decode.per_second == 1.0
 
@@ -48,20 +54,20 @@ def test_generated_tokens_are_decode_rows(statistics: EngineStatistics, known: b
 @pytest.mark.parametrize("known", [True, False], ids=["plain", "asynchronous"])
 def test_a_step_with_prompt_rows_is_prefill(statistics: EngineStatistics, known: bool) -> None:
     """Chunks of one row, that of the last prompt token among them, are no decode rows; nor is what is run again."""
-    statistics.step(Plan(0, (span(0, PROMPT, 1, known), span(1, 0, 3, sample=False))), JOBS)
-    statistics.step(Plan(1, (span(0, PROMPT + 1, 1, known), span(1, 3, 1, sample=False))), JOBS)
-    statistics.step(Plan(2, (span(1, PROMPT - 1, 1),)), JOBS)
+    step(statistics, Plan(0, (span(0, PROMPT, 1, known), span(1, 0, 3, sample=False))))
+    step(statistics, Plan(1, (span(0, PROMPT + 1, 1, known), span(1, 3, 1, sample=False))))
+    step(statistics, Plan(2, (span(1, PROMPT - 1, 1),)))
     assert (statistics.prefill, statistics.decode) == (Pace(5, 6.0), Pace())
-    statistics.step(Plan(3, (span(2, PROMPT, 2),)), JOBS)
+    step(statistics, Plan(3, (span(2, PROMPT, 2),)))
     assert statistics.prefill == Pace(7, 8.0)
 
 
 def test_time_between_two_runs_counts_for_neither(statistics: EngineStatistics) -> None:
-    statistics.step(Plan(0, (span(0, PROMPT, 1),)), JOBS)
+    step(statistics, Plan(0, (span(0, PROMPT, 1),)))
     for _ in range(5):
         time.perf_counter()
     statistics.begin()
-    statistics.step(Plan(1, (span(0, PROMPT + 1, 1),)), JOBS)
+    step(statistics, Plan(1, (span(0, PROMPT + 1, 1),)))
     assert statistics.decode == Pace(2, 4.0)
 
 

@@ -28,12 +28,14 @@ GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "one batch": {},
+    "no drafts": {"nextn": 0},
+    "drafts of 2, plain loop": {"nextn": 2, "asynchronous": False},
     "two at a time, chunks of 7, plain loop": {"max_num_seqs": 2, "max_chunk": 7, "asynchronous": False},
     "chunks of 1": {"max_chunk": 1},
     "pages run out": {"short": True, "max_chunk": 64},
     "pages run out, plain loop": {"short": True, "asynchronous": False},
 }
-PAGE_SIZE = 8
+PAGE_SIZE, BLOCK = 8, 5  # both checkpoints draft blocks of 5, and verify them whole unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Model:
         """An engine; `short`: with pages for the prompts, but not for all that follows them."""
         if short:
             pages = sum(len(prompt) // PAGE_SIZE + 3 for prompt in self.prompts)
-            settings |= {"max_num_seqs": 8, "cache_bytes": CacheSizes(self.reference.config, 8, PAGE_SIZE).total(pages)}
+            sizes = CacheSizes(self.reference.config, 8, PAGE_SIZE, 1 + settings.get("nextn", BLOCK))
+            settings |= {"max_num_seqs": 8, "cache_bytes": sizes.total(pages)}
         return LLM(self.directory, page_size=PAGE_SIZE, prefix_cache=False, **settings)
 
 

@@ -51,7 +51,7 @@ def test_a_missing_token_changes_nothing():
     ids = [scheduler.add(request([5, 6])) for _ in range(2)]
     plan = scheduler.plan()
     with pytest.raises(ValueError, match=f"step 0 sampled no token for request {ids[1]}"):
-        scheduler.commit(plan.number, {ids[0]: 7})
+        scheduler.commit(plan.number, {ids[0]: [7]})
     assert [job.sequence.generated for job in commit(scheduler, plan)] == [[7], [7]]
 
 

@@ -204,7 +204,7 @@ def test_an_image_that_cannot_be_encoded_ends_its_request_alone(ahead: bool) -> 
     plan = world.scheduler.plan()
     assert plan is not None
     following = world.scheduler.plan() if ahead else None
-    tokens = {span.request_id: 7 for span in plan.spans}
+    tokens = {span.request_id: [7] for span in plan.spans}
     taken = world.scheduler.commit(plan.number, tokens, {bad: ValueError("no picture")})
     assert [(job.request_id, job.sequence.finish_reason) for job in taken] == [(bad, "error"), (good, None)]
     assert str(taken[0].error) == "no picture"
@@ -260,7 +260,7 @@ def test_any_course_of_events(seed: int) -> None:
             flying.append(plan)
         if flying and (len(flying) == 2 or plan is None or source.random() < 0.3):
             landing = flying.popleft()
-            tokens = {span.request_id: 7 for span in landing.spans if span.sample}
+            tokens = {span.request_id: [7] for span in landing.spans if span.sample}
             if source.random() < 0.05:
                 world.scheduler.fail(landing.number, RuntimeError("broken"))
             else:

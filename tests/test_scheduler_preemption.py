@@ -100,7 +100,7 @@ def test_a_victim_may_end_before_it_leaves():
     kv, scheduler = crowd(pages=2, prompts=(3, 3))
     in_flight = scheduler.plan()
     scheduler.plan()
-    scheduler.commit(in_flight.number, {0: 8, 1: 0})
+    scheduler.commit(in_flight.number, {0: [8], 1: [0]})
     assert kv.held.keys() == {0}
     assert (scheduler.num_waiting, scheduler.statistics.finished) == (0, 1)
 

@@ -20,6 +20,7 @@ def random_harness(draw: random.Random) -> Harness:
         max_chunk=draw.choice([None, 1, 2, 5, 7]),
         ageing_steps=draw.choice([1, 5, 50]),
         prefix_hits=draw.random() < 0.8,
+        drafts=draw.choice([0, 0, 1, 2, 4, 5, 8]),
     )
     window = draw.choice([2, 4, 5])
     return Harness(
@@ -30,6 +31,7 @@ def random_harness(draw: random.Random) -> Harness:
         mode=draw.choice(["compact", "compact", "mask", "off"]),
         keep=window + draw.choice([0, 1, 6]),
         host_pages=draw.choice([0, 3, 30]),
+        errs=draw.choice([0, 1, 2, 3, 9]),
     )
 
 

@@ -9,7 +9,7 @@ from deepinfer.cli.answers import as_json, show
 from deepinfer.cli.prompts import STDIN, read_prompts
 from deepinfer.cli.sampling import add_sampling, sampling_params
 from deepinfer.cli.units import parse_bytes
-from deepinfer.config.engine import DTYPES, EngineConfig
+from deepinfer.config.engine import DRAFT_RULES, DTYPES, EngineConfig
 from deepinfer.core.errors import RequestError
 from deepinfer.core.outputs import RequestOutput
 
@@ -58,6 +58,8 @@ def _add_settings(group: Any) -> None:
     setting("--disk-cache", "disk_cache", "directory for evicted pages, kept between runs (none)", metavar="DIR")
     setting("--disk-cache-size", "disk_cache_bytes", "its budget (1GiB)", type=parse_bytes, metavar="SIZE")
     setting("--no-prefix-cache", "prefix_cache", "share no equal beginnings of prompts", action="store_false")
+    setting("--nextn", "nextn", "longest draft, 0 for none (DEEPINFER_USE_NEXTN_DECODE)", type=int, metavar="N")
+    setting("--draft-rule", "draft_rule", "how drafts of random requests are judged (equality)", choices=DRAFT_RULES)
     setting("--no-async", "asynchronous", "plan a step only when the one before it is done", action="store_false")
     setting("--dtype", "dtype", "of weights and activations (float32 on a CPU, bfloat16 on a GPU)", choices=DTYPES)
 

@@ -8,6 +8,7 @@ from typing import Any
 from deepinfer.core.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
+DRAFT_RULES = ("equality", "rejection")
 LOAD_FORMATS = ("checkpoint", "random")
 _LEAST = {
     "max_num_seqs": 1,
@@ -26,9 +27,10 @@ _LEAST = {
     "dp": 1,
     "cp": 1,
     "rebalance_steps": 0,
+    "nextn": 0,
 }
 _HOST = re.compile(r"([\w-]+(\.[\w-]+)*|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
-_MAY_BE_NONE = ("max_chunk", "cache_bytes", "ep", "dp")
+_MAY_BE_NONE = ("max_chunk", "cache_bytes", "ep", "dp", "nextn")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class EngineConfig:
     host_cache_bytes: host memory for pages that were evicted; 0: none.
     disk_cache: directory for evicted pages that survives a restart; None: none. disk_cache_bytes: its budget.
     prefix_cache: whether requests share the pages of equal beginnings.
+    nextn: longest draft in tokens, 0 for no speculation; None: what DEEPINFER_USE_NEXTN_DECODE says.
+    draft_rule: how drafts of random requests are judged. "equality": a draft stays where it is what the target draws,
+        so the tokens are those of decoding without drafts, and a seed repeats them; "rejection": the tokens have the
+        same distribution and more drafts stay, but which tokens they are depends on what was drafted.
     asynchronous: whether a step is planned while the one before it runs.
     dtype: "float32" or "bfloat16", of weights and activations; None: float32 on a CPU, bfloat16 on a GPU.
     keep_quantized: whether matrices stored in FP8 and FP4 stay so, and the inputs of their products are rounded to FP8;
@@ -87,6 +93,8 @@ class EngineConfig:
     cp: int = 1
     rebalance_steps: int = 1000
     count_experts: bool = False
+    nextn: int | None = None
+    draft_rule: str = "equality"
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -94,6 +102,8 @@ class EngineConfig:
         for name in ("prefix_cache", "asynchronous", "count_experts"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, getattr(self, name), "True or False")
+        if self.draft_rule not in DRAFT_RULES:
+            raise _wrong("draft_rule", self.draft_rule, " or ".join(DRAFT_RULES))
         if self.max_num_batched_tokens < self.max_num_seqs:
             takes = f"at least max_num_seqs, {self.max_num_seqs}: each running request needs a row in every step"
             raise _wrong("max_num_batched_tokens", self.max_num_batched_tokens, takes)

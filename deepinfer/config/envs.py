@@ -113,7 +113,7 @@ VARIABLES = (
         "nextn",
         _integer(0),
         5,
-        "longest draft in tokens; 0: no speculation",
+        "longest draft in tokens, 0: no speculation; the default gives way to a shorter block of the checkpoint",
     ),
     Variable(
         "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",

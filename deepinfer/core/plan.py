@@ -6,6 +6,8 @@ The scheduler writes plans and the runner carries them out, in their order; the 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+NO_LIMIT = 1 << 62
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -13,13 +15,16 @@ class Span:
 
     slot: the request's row in windows, pairs, histories and the page table.
     first, count: the rows' positions are first .. first + count - 1.
-    token_ids: the rows' ids; None: one decode row whose id is the newest token of this slot, still on the device.
+    token_ids: the rows' ids; None: rows of the newest token, which the device knows, and of the `count - 1` first
+        drafts behind it. A step in flight may settle how many tokens there are, so `first` is then the least position
+        that the newest token can have and `count` the most rows; the runner knows better when it comes to the plan.
     write_from: a compressed entry is written iff its last token's position is >= write_from.
     floor: encoder-half windows see nothing before this position. A span with `first == floor` begins the request in
         its slot: what the slot held before belongs to someone else.
     cut: decoder-half windows of rows at or after `cut` see nothing before it.
     decoder_from: rows at positions >= this run the decoder half too; it may lie beyond the span: then none do.
-    sample: the last row's logits give the request's next token.
+    sample: the last row's logits give the request's next token, with drafts every row's.
+    limit: rows at positions >= this are not run; with `token_ids` None the plan cannot know where they end.
     """
 
     request_id: int
@@ -32,11 +37,17 @@ class Span:
     cut: int
     decoder_from: int
     sample: bool
+    limit: int = NO_LIMIT
 
     @property
     def end(self) -> int:
         """The position after the last row."""
         return self.first + self.count
+
+    @property
+    def drafts(self) -> int:
+        """Most drafts to be verified."""
+        return self.count - 1 if self.token_ids is None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,8 @@ class Plan:
     pages: slot -> the request's whole list of pages, only where it changed since the last plan.
     loads: pages to be filled from a tier before the step.
     dropped, encodes: images whose embeddings may go; then what is to be encoded, before the rows that need it.
+    verified: most drafts verified by all spans together; None: as many as their rows allow.
+    drafting: whether new blocks are drafted after the sampled tokens.
     """
 
     number: int
@@ -93,11 +106,15 @@ class Plan:
     loads: tuple[PageLoad, ...] = ()
     dropped: tuple[str, ...] = ()
     encodes: tuple[Encode, ...] = ()
+    verified: int | None = None
+    drafting: bool = False
 
     @property
     def rows(self) -> int:
-        """Rows of the step: the counts of all spans."""
-        return sum(span.count for span in self.spans)
+        """Most rows of the step."""
+        most = sum(span.drafts for span in self.spans)
+        unused = 0 if self.verified is None else max(0, most - self.verified)
+        return sum(span.count for span in self.spans) - unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +131,22 @@ class Admitted:
     hit_tokens: int
     miss: str | None
     loads: tuple[PageLoad, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """How a step deals with drafts.
+
+    depth: most drafts verified behind one newest token; 0: none.
+    total: most of all requests together; None: no limit.
+    drafting: whether blocks are drafted for the step after it.
+    speculative: whether there may be drafts at all in this engine; the device then knows the newest tokens.
+    """
+
+    depth: int = 0
+    total: int | None = None
+    drafting: bool = False
+    speculative: bool = False
+
+
+NO_DRAFTS = Verification()

@@ -67,15 +67,29 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens of a step's sampled rows, in the plan's order: int64 [S], still on the device; -1: none was allowed.
+    """The next tokens of a step's S sampled spans, in the plan's order, still on the device; -1: none was allowed.
 
-    logprobs: those of the rows with the places `logprob_rows`, ascending, that asked for them.
-    prompts: those of prompt tokens that rows of this step come before.
+    tokens: int64 [S], or [S, 1 + most drafts] with as many of them valid as `counts`, int64 [S], says: accepted drafts,
+    then one that the target chose itself. 0 for a request that has all its tokens already.
+    logprobs: of those spans that asked for them, as `logprob_rows` says: the place of a span once for each of its
+    tokens, ascending, and for tokens that are not valid perhaps some more.
+    survival: FP64 [S, G], for each draft of the blocks drafted after the last tokens the chance that it and all before
+    it will be accepted; None where nothing was drafted.
+    prompts: log-probabilities of prompt tokens that rows of this step come before.
     failures: requests whose images could not be encoded, and why; what the step computed for them means nothing.
     """
 
     tokens: Tensor
     logprob_rows: tuple[int, ...] = ()
     logprobs: Logprobs | None = None
+    counts: Tensor | None = None
+    survival: Tensor | None = None
     prompts: tuple[PromptLogprobs, ...] = ()
     failures: Mapping[int, Exception] = field(default_factory=dict)
+
+    def lists(self) -> list[list[int]]:
+        """The valid tokens of each span; waits for the device."""
+        if self.counts is None:
+            return [[token] for token in self.tokens.tolist()]
+        rows = self.tokens.view(len(self.counts), -1).tolist()
+        return [row[:count] for row, count in zip(rows, self.counts.tolist(), strict=True)]

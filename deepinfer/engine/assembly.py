@@ -26,14 +26,19 @@ from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.replay import ReplayPolicy
 from deepinfer.engine.scheduler import EndRules, Pictures, Scheduler, SchedulerLimits, VisionLimits
 from deepinfer.engine.stops import stop_strings_of
+from deepinfer.model.drafter import Drafter
 from deepinfer.model.experts import ExpertLoads, RoutedExperts, local_experts
-from deepinfer.model.loading import load_weights
+from deepinfer.model.loading import load_drafter, load_weights
 from deepinfer.model.model import InferenceModel
 from deepinfer.model.rows import RowOperators
 from deepinfer.parallel.member import Member
 from deepinfer.parallel.sharing import sharing_model
+from deepinfer.speculative.calibration import Calibration
 from deepinfer.text.engram_classes import check_engram_classes, engram_classes
 from deepinfer.text.tokenizer import Tokenizer
+
+USUAL_DRAFT = 5
+"""The default of DEEPINFER_USE_NEXTN_DECODE, which asks for no more than a checkpoint's block."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
     checkpoint = _weights(directory, settings, device)
     config = checkpoint.config
     replay = ReplayPolicy.choose(environment, config)
-    limits = _limits(environment, settings)
+    limits = _limits(environment, settings, config)
     tokenizer = Tokenizer.from_file(directory)
     classes = checked_classes(tokenizer, config, str(directory))
     if isinstance(checkpoint, Checkpoint):
@@ -74,15 +79,23 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
         model, loads = sharing_model(checkpoint, classes, operators, dtype, device, keep, member, extra, interval)
     else:
         model, loads = _whole_model(checkpoint, classes, dtype, device, keep, operators, settings.count_experts)
-    pages = _pages(config, limits.max_num_seqs, settings, device)
-    caches = Caches(config, pages, limits.max_num_seqs, settings.page_size, device=device)
+    slots, verified = limits.max_num_seqs, limits.drafts + 1
+    pages = _pages(CacheSizes(config, slots, settings.page_size, verified), settings, device)
+    caches = Caches(config, pages, slots, settings.page_size, verified, device)
+    drafter, calibration = None, None
+    if limits.drafts:
+        drafter = Drafter(config, load_drafter(checkpoint, dtype, device, keep), model.weights)
+        calibration = Calibration.load(directory, config.dspark_block_size)
     # Behind a cached prefix compact replay computes KV from a shortened window, mode off from the whole prefix.
     identity = cache_identity(directory, caches.layout, settings.page_size, f"{dtype} {replay.mode} {keep}")
     kv = KVManager(pages, settings.page_size, identity, caches, _tiers(settings, identity))
     ends = EndRules(config.eos_token_id, config.max_position_embeddings, stop_strings_of(tokenizer))
     pictures = _pictures(config, settings, dtype)
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys, pictures)
-    runner = ModelRunner(model, caches, tokenizer.vocab_size, environment.batch_invariant)
+    runner = ModelRunner(
+        model, caches, tokenizer.vocab_size, environment.batch_invariant,
+        drafter=drafter, calibration=calibration, rejection=_rejection(environment, settings),
+    )  # fmt: skip
     return Parts(config, tokenizer, runner, kv, scheduler, loads, pictures)
 
 
@@ -133,14 +146,29 @@ def checked_classes(tokenizer: Tokenizer, config: ModelConfig, where: str) -> li
     return classes
 
 
-def _limits(environment: Environment, settings: EngineConfig) -> SchedulerLimits:
+def _limits(environment: Environment, settings: EngineConfig, config: ModelConfig) -> SchedulerLimits:
     """In batch-invariant mode no request begins behind a cached prefix: its windows would be cut there."""
     return SchedulerLimits(
         settings.max_num_seqs,
         settings.max_num_batched_tokens,
         settings.max_chunk,
         prefix_hits=settings.prefix_cache and not environment.batch_invariant,
+        drafts=_longest_draft(environment, settings, config),
     )
+
+
+def _longest_draft(environment: Environment, settings: EngineConfig, config: ModelConfig) -> int:
+    """How many drafts are verified behind a token; 0 where the checkpoint has no drafter."""
+    block = config.dspark_block_size
+    wanted = environment.nextn if settings.nextn is None else settings.nextn
+    if not config.draft_stages:
+        return 0
+    if wanted > max(block, USUAL_DRAFT):
+        raise ConfigError(
+            f"the longest draft is {wanted} tokens; this checkpoint drafts blocks of {block}: set nextn or "
+            f"DEEPINFER_USE_NEXTN_DECODE to 0 .. {block}"
+        )
+    return min(wanted, block)
 
 
 def _pictures(config: ModelConfig, settings: EngineConfig, dtype: torch.dtype) -> Pictures | None:
@@ -163,9 +191,18 @@ def _dtype(settings: EngineConfig, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def _pages(config: ModelConfig, slots: int, settings: EngineConfig, device: torch.device) -> int:
-    sizes = CacheSizes(config, slots, settings.page_size)
-    wanted = sizes.pages_for(config.max_position_embeddings, slots)
+def _rejection(environment: Environment, settings: EngineConfig) -> bool:
+    if settings.draft_rule == "rejection" and environment.batch_invariant:
+        raise ConfigError(
+            'draft_rule is "rejection", by which tokens depend on what is drafted; DEEPINFER_BATCH_INVARIANT=1 takes '
+            '"equality"'
+        )
+    return settings.draft_rule == "rejection"
+
+
+def _pages(sizes: CacheSizes, settings: EngineConfig, device: torch.device) -> int:
+    slots = sizes.slots
+    wanted = sizes.pages_for(sizes.config.max_position_embeddings, slots)
     if settings.cache_bytes is None:
         fitting = sizes.pages_in(_free_memory(device) // 4)
     else:

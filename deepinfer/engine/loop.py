@@ -71,7 +71,8 @@ def _land(scheduler: Scheduler, plan: Plan, result: Future[Sampled]) -> list[Job
     sampled = [span.request_id for span in plan.spans if span.sample]
     try:
         drawn = result.result()
-        tokens = dict(zip(sampled, drawn.tokens.tolist(), strict=True))
+        tokens = dict(zip(sampled, drawn.lists(), strict=True))
+        chances = {} if drawn.survival is None else dict(zip(sampled, drawn.survival.tolist(), strict=True))
         logprobs = _by_request(sampled, drawn)
         prompts = [(part.request_id, part.first, part.logprobs.to_host()) for part in drawn.prompts]
     except RankError as error:  # no later step can run
@@ -84,14 +85,14 @@ def _land(scheduler: Scheduler, plan: Plan, result: Future[Sampled]) -> list[Job
         raise
     for request_id, first, found in prompts:
         scheduler.take_prompt_logprobs(request_id, first, found)
-    extended = scheduler.commit(plan.number, tokens, drawn.failures)
+    extended = scheduler.commit(plan.number, tokens, drawn.failures, chances)
     for job in extended:
         job.sequence.take_logprobs(logprobs.get(job.request_id, ()))
     return extended
 
 
 def _by_request(sampled: Sequence[int], drawn: Sampled) -> dict[int, list[TokenLogprobs]]:
-    """The log-probabilities of each request's new tokens, in their order."""
+    """The log-probabilities of each request's new tokens, in their order, and perhaps of drafts that were rejected."""
     found: dict[int, list[TokenLogprobs]] = {}
     if drawn.logprobs is not None:
         for place, one in zip(drawn.logprob_rows, drawn.logprobs.to_host(), strict=True):

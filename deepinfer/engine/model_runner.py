@@ -13,15 +13,19 @@ from deepinfer.core.batch import Batch, Pictures, Recalled
 from deepinfer.core.errors import EngineError
 from deepinfer.core.plan import Plan, Span
 from deepinfer.core.request import Request
-from deepinfer.core.sampled import PromptLogprobs, Sampled, SampledRow
+from deepinfer.core.sampled import PromptLogprobs, Sampled, SampledRow, TokenMasks
+from deepinfer.engine.placing import Places, among
 from deepinfer.engine.prompt_scores import prompt_logprobs, scored_rows, scored_spans
 from deepinfer.engine.vision_stage import VisionStage
 from deepinfer.model.batching import Arrangement, arrange
+from deepinfer.model.drafter import Drafter
 from deepinfer.model.model import InferenceModel
 from deepinfer.model.pictures import PromptImages, combine
 from deepinfer.ops.choice import batch_invariant
 from deepinfer.sampling.grammar.grammars import Grammars
 from deepinfer.sampling.sampler import Sampler
+from deepinfer.speculative.calibration import Calibration
+from deepinfer.speculative.speculator import Speculator
 
 
 class ModelRunner:
@@ -30,10 +34,14 @@ class ModelRunner:
     Plans are run in their order. A step that raises leaves the caches of its own spans undefined, and no others'.
     """
 
-    def __init__(self, model: InferenceModel, caches: Caches, vocabulary: int, invariant: bool = False) -> None:
+    def __init__(
+        self, model: InferenceModel, caches: Caches, vocabulary: int, invariant: bool = False, *,
+        drafter: Drafter | None = None, calibration: Calibration | None = None, rejection: bool = False,
+    ) -> None:  # fmt: skip
         """Only ids below `vocabulary` (the tokenizer's size) and not the image marker are ever sampled.
 
-        invariant: a row gets the same bits whatever else is in its step.
+        invariant: a row gets the same bits whatever else is in its step. With a `drafter` plans may verify drafts;
+        `calibration` mends its confidence; `rejection`: whether those of random requests are judged by that rule.
         """
         self._model, self._caches, self._invariant = model, caches, invariant
         config = model.config
@@ -42,6 +50,11 @@ class ModelRunner:
             forbidden[config.image_token_id] = True
         self.sampler = Sampler(forbidden, caches.slots, config.eos_token_id)
         self.grammars = Grammars(-(-config.vocab_size // 32), model.device)
+        self._speculator = None
+        if drafter is not None:
+            fitted = calibration or Calibration.identity(drafter.block_size)
+            self._speculator = Speculator(drafter, self.sampler, caches, fitted, rejection)
+        self._places = Places()
         self._requests: dict[int, Request] = {}
         self._images: dict[int, PromptImages] = {}
         self.vision = None
@@ -53,6 +66,8 @@ class ModelRunner:
         self._requests[request_id] = request
         self.sampler.admit(request_id, request)
         self.grammars.admit(request_id, request)
+        if self._speculator is not None:
+            self._speculator.admit(request_id, request)
         if request.images:
             self._images[request_id] = PromptImages(request.token_types, request.images)
 
@@ -61,11 +76,14 @@ class ModelRunner:
         del self._requests[request_id]
         self.sampler.forget(request_id)
         self.grammars.forget(request_id)
+        if self._speculator is not None:
+            self._speculator.forget(request_id)
         self._images.pop(request_id, None)
+        self._places.forget(request_id)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Sampled:
-        """Carry out `plan`: the next token of every span to be sampled, in their order."""
+        """Carry out `plan`: the next tokens of every span to be sampled, in their order."""
         failures = self._encode(plan)
         sampled = self._step(plan)
         return replace(sampled, failures=failures) if failures else sampled
@@ -87,21 +105,23 @@ class ModelRunner:
     def _step(self, plan: Plan) -> Sampled:
         self._caches.write_pages([load.page for load in plan.loads], [cast(bytes, load.data) for load in plan.loads])
         self._map_pages(plan.pages)
-        if not plan.spans:
-            return Sampled(torch.empty(0, dtype=torch.int64, device=self._model.device))
-        filling = self.grammars.start(plan.spans)
-        batch = self.batch(plan.spans)
-        with batch_invariant(self._invariant):
-            output = self._model.step(batch, self._caches)
-            scored = None if output.scored is None else self._prompt_logprobs(plan.spans, output.scored)
-        self.sampler.read(plan.spans, batch)
-        rows = [SampledRow(span.request_id, span.slot, span.end) for span in plan.spans if span.sample]
+        spans = self._spans(plan)
+        if not spans:
+            wanted = sum(span.sample for span in plan.spans)
+            nothing = torch.zeros(wanted, dtype=torch.int64, device=self._model.device)
+            return Sampled(nothing, counts=nothing)
+        spans, filling = self.grammars.start(spans, self._drafts_of)
+        batch = self.batch(spans)
+        with batch_invariant(self._invariant):  # what is drafted decides no token
+            output = self._model.step(batch, self._caches, features=self._speculator is not None)
+            scored = () if output.scored is None else self._prompt_logprobs(spans, output.scored)
+        if self._speculator is not None and output.features is not None:
+            self._speculator.remember(output.features, batch.decoder)
+        self.sampler.read(spans, batch)
         masks = None if filling is None else self.grammars.on_device(filling.result())
-        sampled = self.sampler.sample(output.logits, rows, masks)
-        self.grammars.sampled(rows, sampled.tokens)
-        slots = np.array([row.slot for row in rows], dtype=np.int64)
-        self._caches.newest[self._tensor(slots)] = sampled.tokens.clamp(min=0)  # what follows a failed draw is dropped
-        return sampled if scored is None else replace(sampled, prompts=scored)
+        sampled = self._sample(output.logits, [span for span in spans if span.sample], masks, plan.drafting)
+        sampled = replace(sampled, prompts=scored)
+        return among(plan, spans, sampled) if len(spans) < len(plan.spans) else sampled
 
     def stand_by(self) -> bool:
         """Help other ranks with one step of theirs; False if they have none."""
@@ -110,6 +130,38 @@ class ModelRunner:
 
     def _prompt_logprobs(self, spans: Sequence[Span], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
         return prompt_logprobs(scored_spans(spans, self._requests), hidden, self._model.head, self.sampler)
+
+    def _spans(self, plan: Plan) -> Sequence[Span]:
+        """The plan's spans as they are to run."""
+        if self._speculator is None:
+            return self._places.spans(plan, ())
+        spans = self._places.spans(plan, self._speculator.blocks.fresh)
+        return spans if plan.verified is None else self._speculator.trim(spans, plan.verified)
+
+    def _drafts_of(self, span: Span) -> list[int]:
+        """The drafts that the span verifies; waits for the device."""
+        if self._speculator is None:
+            return []
+        drafts: list[int] = self._speculator.blocks.tokens[span.slot, : span.drafts].tolist()
+        return drafts
+
+    def _sample(self, logits: Tensor, spans: Sequence[Span], masks: TokenMasks | None, drafting: bool) -> Sampled:
+        """The next tokens of `spans`, and blocks drafted behind them if that is wanted."""
+        if any(span.drafts for span in spans) and self._speculator is not None:
+            sampled = self._speculator.sample(logits, spans, masks)
+        else:
+            sampled = self.sampler.sample(logits, [SampledRow(s.request_id, s.slot, s.end) for s in spans], masks)
+        newest, counts = sampled.tokens, [1] * len(spans)
+        if sampled.counts is not None:
+            newest, counts = newest.gather(1, sampled.counts[:, None] - 1)[:, 0], sampled.counts.tolist()
+        self.grammars.sampled(spans, sampled.tokens, counts)
+        slots = np.array([span.slot for span in spans], dtype=np.int64)
+        newest = newest.clamp(min=0)  # what follows a failed draw is dropped
+        self._caches.newest[self._tensor(slots)] = newest
+        positions = self._places.advance(spans, counts)
+        if self._speculator is None:
+            return sampled
+        return replace(sampled, survival=self._speculator.draft(spans, newest, positions, drafting))
 
     def _map_pages(self, pages: Mapping[int, Sequence[int]]) -> None:
         if not pages:
@@ -139,18 +191,22 @@ class ModelRunner:
         )
 
     def _ids(self, spans: Sequence[Span], rows: Arrangement) -> Tensor:
-        """int64 [N], those of single rows without an id taken from the newest tokens."""
+        """int64 [N], where the plan has none the newest tokens and the drafts behind them."""
         ids = np.zeros(sum(span.count for span in spans), dtype=np.int64)
-        unknown = []
+        newest, drafts = [], []
         for span, start in zip(spans, rows.starts.tolist(), strict=True):
             if span.token_ids is None:
-                unknown.append((start, span.slot))
+                newest.append((start, span.slot))
+                drafts += [(start + 1 + place, span.slot, place) for place in range(span.drafts)]
             else:
                 ids[start : start + span.count] = span.token_ids
         found = self._tensor(ids)
-        if unknown:
-            places, slots = self._tensor(np.array(unknown, dtype=np.int64).T)
-            found[places] = self._caches.newest[slots]
+        if newest:
+            rows_of, slots = self._tensor(np.array(newest, dtype=np.int64).T)
+            found[rows_of] = self._caches.newest[slots]
+        if drafts and self._speculator is not None:
+            rows_of, slots, places = self._tensor(np.array(drafts, dtype=np.int64).T)
+            found[rows_of] = self._speculator.blocks.tokens[slots, places]
         return found
 
     def _pictures(self, spans: Sequence[Span], rows: Arrangement) -> Pictures | None:

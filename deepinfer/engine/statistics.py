@@ -15,7 +15,7 @@ from deepinfer.model.experts import ExpertLoads
 
 @dataclass
 class Pace:
-    """Rows and the seconds they took."""
+    """Rows of prompts or generated tokens, and the seconds they took."""
 
     rows: int = 0
     seconds: float = 0.0
@@ -30,7 +30,7 @@ class EngineStatistics:
     """Counters since the engine was made; the engine changes them.
 
     A step that holds prompt rows counts for `prefill` (its prompt rows in its whole time), and so does one that only
-    encodes images; any other counts for `decode`.
+    encodes images; any other counts for `decode` (the tokens that requests took).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EngineStatistics:
         self.scheduler, self.cache, self._loads = scheduler, cache, loads
         self.pictures = pictures or PictureStatistics()
         self.prefill, self.decode = Pace(), Pace()
-        self._landed = 0.0
+        self._landed, self._generated = 0.0, 0
 
     @property
     def expert_visits(self) -> Tensor | None:
@@ -58,16 +58,17 @@ class EngineStatistics:
 
     def begin(self) -> None:
         """Steps follow, the first of them from now on."""
-        self._landed = time.perf_counter()
+        self._landed, self._generated = time.perf_counter(), self.scheduler.generated_tokens
 
     def step(self, plan: Plan, jobs: Mapping[int, Job]) -> None:
         """Count a step that just came back; `jobs` holds those of its spans."""
-        now = time.perf_counter()
+        now, generated = time.perf_counter(), self.scheduler.generated_tokens
         prompt = sum(span.count for span in plan.spans if not _decodes(span, jobs[span.request_id]))
-        pace, rows = (self.prefill, prompt) if prompt or not plan.spans else (self.decode, plan.rows)
+        taken = generated - self._generated
+        pace, rows = (self.prefill, prompt) if prompt or not plan.spans else (self.decode, taken)
         pace.rows += rows
         pace.seconds += now - self._landed
-        self._landed = now
+        self._landed, self._generated = now, generated
 
     def lines(self) -> list[str]:
         """A report for people."""
@@ -117,5 +118,5 @@ def merged(parts: Sequence[EngineStatistics]) -> EngineStatistics:
 
 
 def _decodes(span: Span, job: Job) -> bool:
-    """Whether the span is one generated token; several are run again, like a prompt, after a preemption."""
-    return span.count == 1 and span.first >= len(job.sequence.request.token_ids)
+    """Whether the span begins at a generated token; several are run again, like a prompt, after a preemption."""
+    return span.token_ids is None or (span.count == 1 and span.first >= len(job.sequence.request.token_ids))

@@ -38,6 +38,7 @@ class Arrangement:
 def arrange(spans: Sequence[Span], pair_ring: int, device: torch.device) -> Arrangement:
     """Lay out the rows of `spans`; `pair_ring` is how many pending tokens a ratio-2 source keeps a slot.
 
+    Sampled rows stand in the order of the spans: with `token_ids` None all rows of one, else its last.
     Raises ValueError for a span that is to be sampled without its last row running the decoder half.
     """
     fields = [(s.slot, s.first, s.end, s.floor, s.cut, s.decoder_from, s.write_from) for s in spans]
@@ -130,13 +131,16 @@ def _bucket(ends: Integers) -> Integers:
 
 
 def _sampled(spans: Sequence[Span], decoder: _Stretches) -> Integers:
-    """The last decoder row of every span that is to be sampled."""
+    """The decoder rows that are to be sampled, span by span."""
     sampled = np.flatnonzero([span.sample for span in spans])
+    wanted = np.array([1 + span.drafts for span in spans], dtype=np.int64)[sampled]
     counts = decoder.by_span(decoder.counts)[sampled]
-    if (counts == 0).any():
-        wrong = spans[int(sampled[counts == 0][0])]
+    if (counts < wanted).any():
+        wrong = spans[int(sampled[counts < wanted][0])]
         raise ValueError(f"request {wrong.request_id} is to be sampled, but its rows stop before the decoder half")
-    return decoder.by_span(decoder.starts)[sampled] + counts - 1
+    ends = decoder.by_span(decoder.starts)[sampled] + counts
+    inside = np.arange(int(wanted.sum())) - np.repeat(np.cumsum(wanted) - wanted, wanted)
+    return np.repeat(ends - wanted, wanted) + inside
 
 
 def _pairs(encoder: _Stretches, written: Integers, pair_ring: int, device: torch.device) -> Pairs:

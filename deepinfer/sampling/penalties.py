@@ -30,10 +30,13 @@ class Penalties:
         self._in_prompt[slot] = False
         self._in_prompt[slot, integers(request.token_ids, self._counts.device)] = True
 
-    def read(self, slots: Tensor, positions: Tensor, ids: Tensor) -> None:
-        """Count tokens that the model reads and that are certain, int64 [N] each; the prompts' are left out."""
-        generated = positions >= self._prompt_ends[slots]
-        self._counts.index_put_((slots, ids), generated.int(), accumulate=True)
+    def read(self, slots: Tensor, positions: Tensor, ids: Tensor, certain: Tensor) -> None:
+        """Count tokens that the model reads, int64 [N] each, where they are `certain`, bool [N]; not the prompts'."""
+        self.count(slots, ids, certain & (positions >= self._prompt_ends[slots]))
+
+    def count(self, slots: Tensor, ids: Tensor, counted: Tensor) -> None:
+        """Count tokens int64 [...] of requests in `slots` int64 [...] where that is wanted, bool [...]."""
+        self._counts.index_put_((slots, ids.clamp(min=0)), counted.int(), accumulate=True)
 
     def apply(self, logits: Tensor, slots: Tensor, penalties: Tensor, drafts: Tensor | None = None) -> Tensor:
         """The penalised FP32 logits [R, vocab] of rows in `slots` int64 [R].

@@ -20,20 +20,32 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 class Purpose(IntEnum):
-    """What a draw is for; draws of different purposes at one position are independent."""
+    """What a draw is for; draws of different purposes at one position are independent.
+
+    SAMPLE: a token from the target's distribution. DRAFT: a token of a block; its place there is the lap, because a
+    position may be drafted in several rounds. ACCEPT: whether a draft is. RESIDUAL: the token in place of one that is
+    not.
+    """
 
     SAMPLE = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
     SEED = 4
 
 
-def uniform(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose) -> npt.NDArray[np.float64]:
-    """Return float64 [R] in [0, 1), multiples of 2^-53, each a function of its seed, its position and the purpose.
+def uniform(
+    seeds: Sequence[int], positions: Sequence[int], purpose: Purpose, lap: int | Sequence[int] = 0
+) -> npt.NDArray[np.float64]:
+    """Return float64 [R] in [0, 1), multiples of 2^-53, each a function of its seed, its position, the purpose and lap.
 
     seeds: 0 .. 2^64 - 1. positions: 0 .. 2^64 - 1, indices of the drawn tokens in their sequences, so that neither the
-    batch nor the schedule matters.
+    batch nor the schedule matters. lap: 0 .. 2^32 - 1, tells draws apart where a position has several for one purpose;
+    one for all rows, or one for each.
     """
     key, place = np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.uint64)
-    counter = place & _LOW, place >> _HALF, np.full_like(place, int(purpose)), np.zeros_like(place)
+    laps = np.broadcast_to(np.asarray(lap, dtype=np.uint64), place.shape)
+    counter = place & _LOW, place >> _HALF, np.full_like(place, int(purpose)), laps
     high, low, _, _ = philox(counter, (key & _LOW, key >> _HALF))
     return ((high << _HALF | low) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -55,27 +55,44 @@ class Sampler:
         del self._choices[request_id]
 
     def read(self, spans: Sequence[Span], batch: Batch) -> None:
-        """Take note of the rows that the model reads, for penalties; every row but drafts passes here once.
+        """Take note of the rows that the model reads, for penalties; every row passes here once, drafts do not count.
 
         A request that begins again is counted again, from the tokens that it reads.
         """
         for span in spans:
             if span.first == span.floor:
                 self._begin(span.slot, self._choices[span.request_id].request)
-        if self._penalties is not None and any(span.slot in self._penalised_slots for span in spans):
-            self._penalties.read(batch.encoder.slots, batch.encoder.positions, batch.ids)
+        if self._penalties is None or not any(span.slot in self._penalised_slots for span in spans):
+            return
+        certain = torch.ones_like(batch.ids, dtype=torch.bool)
+        sampled = [span for span in spans if span.sample]
+        drafts = np.array([place > 0 for span in sampled for place in range(1 + span.drafts)], dtype=np.bool_)
+        if drafts.any():
+            places = to_device(np.flatnonzero(drafts), self._device)
+            certain[batch.decoder_rows[batch.sample_rows[places]]] = False
+        self._penalties.read(batch.encoder.slots, batch.encoder.positions, batch.ids, certain)
+
+    def accept(self, slots: Tensor, drafts: Tensor, accepted: Tensor) -> None:
+        """Count drafts int64 [R, W] of requests in `slots` int64 [R] that turned out to be right, bool [R, W]."""
+        if self._penalties is not None and self._penalised_slots:
+            self._penalties.count(slots[:, None].expand_as(drafts), drafts, accepted)
 
     def sample(self, logits: Tensor, rows: Sequence[SampledRow], masks: TokenMasks | None = None) -> Sampled:
         """Draw a token a row of the FP32 `logits` [S, vocab], which are overwritten; nothing waits for the device."""
-        tops = self._columns(rows).logprobs
-        places = np.flatnonzero(tops >= 0)
+        places, tops = self.wanting_logprobs(rows)
         if not len(places):
             return Sampled(self.draw(self.adjust(logits, rows, masks), rows))
         index = to_device(places, self._device)
         plain = logits[index]
         tokens = self.draw(self.adjust(logits, rows, masks), rows)
-        logprobs = self.logprobs(plain, tokens[index].clamp(min=0), tops[places].astype(int).tolist())
+        logprobs = self.logprobs(plain, tokens[index].clamp(min=0), tops)
         return Sampled(tokens, tuple(places.tolist()), logprobs)
+
+    def wanting_logprobs(self, rows: Sequence[SampledRow]) -> tuple[Places, list[int]]:
+        """The places of the rows whose requests ask for log-probabilities, and of how many likely tokens each."""
+        tops = self._columns(rows).logprobs
+        places = np.flatnonzero(tops >= 0)
+        return places, tops[places].astype(int).tolist()
 
     def logprobs(self, logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Logprobs:
         """Of `tokens` int64 [R] and of the `tops` most probable ones of FP32 logits [R, vocab], overwritten."""

@@ -22,9 +22,13 @@ class Growth:
         """Begin with what the steps in flight will give back."""
         self._expected = self._departures.pages_coming
 
-    def make_room(self, job: Job) -> bool:
-        """Get the page that the job's next position needs; False if it cannot run in this step."""
-        while (pages := self._kv.extend(job.request_id, job.next + 1)) is None:
+    def make_room(self, job: Job, least: int, wanted: int) -> bool:
+        """Get pages for `least` tokens, or for `wanted` if nobody loses by it; False if the job cannot run now."""
+        spare = self._kv.extend(job.request_id, wanted)
+        if spare is not None:
+            job.take_pages(spare, self._kv.page_size)
+            return True
+        while (pages := self._kv.extend(job.request_id, least)) is None:
             if self._expected > 0:  # pages come back with a step in flight: waiting for it beats preempting more
                 self._expected -= 1
                 return False

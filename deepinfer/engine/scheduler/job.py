@@ -29,11 +29,13 @@ class Job:
     keys: content of the prompt's tokens, by which pages are shared.
     end: the position that is never run, because the request has all its tokens before.
     slot, pages, room: what it holds; `room` counts the tokens that the pages have place for.
-    next: first position that no plan holds yet.
+    next: first position that no plan holds yet; with drafts in flight the least that it can turn out to be.
+    slack: drafts in flight; so many positions `next` can turn out to be further on.
     floor, write_from, decoder_from: as in `Span`.
     published: tokens whose pages others may share. loaded: some of them come from a tier, and have yet to arrive.
-    pending: tokens that steps in flight will sample; their ids are on the device only.
+    pending: steps in flight that will sample for it; the ids are on the device only.
     in_flight: steps in flight that hold rows of it.
+    chances: survival of the drafts of its two newest blocks that the host has seen, the newest last.
     void: what the steps in flight compute for it cannot be used, because a step before them failed.
     hit_tokens, miss: tokens of its last start that came from the prefix cache, and why there were no more.
     images: where pictures stand in its prompt. seen: how many of them it has asked for since its last start.
@@ -52,12 +54,14 @@ class Job:
     pages: list[int] = field(default_factory=list)
     room: int = 0
     next: int = 0
+    slack: int = 0
     floor: int = 0
     write_from: int = 0
     published: int = 0
     loaded: bool = False
     pending: int = 0
     in_flight: int = 0
+    chances: tuple[Seq[float], ...] = ()
     void: bool = False
     hit_tokens: int = 0
     miss: str | None = None
@@ -89,8 +93,18 @@ class Job:
     def clear(self) -> None:
         """Forget what a slot and pages held, keeping every token that was generated."""
         self.slot, self.pages, self.room = None, [], 0
-        self.next = self.pending = 0
-        self.void = False
+        self.next = self.slack = self.pending = 0
+        self.void, self.chances = False, ()
+
+    @property
+    def known_chances(self) -> Seq[float] | None:
+        """Survival in the newest block that steps before the next one have verified; None if there is none.
+
+        The block that the next step verifies was drafted by the last step with a sampled row: one in flight, or else
+        the one whose block was seen last.
+        """
+        verified = self.chances if self.pending else self.chances[:-1]
+        return verified[-1] if verified else None
 
     def token_ids(self, first: int, end: int) -> tuple[int, ...]:
         """Ids of the known tokens at positions first .. end - 1."""

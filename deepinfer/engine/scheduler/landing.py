@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from deepinfer.core.errors import RequestError
+from deepinfer.core.plan import Span
 from deepinfer.engine.scheduler.departures import Departures
 from deepinfer.engine.scheduler.flights import Flight
 from deepinfer.engine.scheduler.job import Job, Phase
@@ -25,9 +26,13 @@ class Landing:
         self._statistics = statistics
 
     def take(
-        self, flight: Flight, tokens: Mapping[int, int], failures: Sequence[tuple[Job, Exception]] = ()
+        self,
+        flight: Flight,
+        tokens: Mapping[int, Sequence[int]],
+        chances: Mapping[int, Sequence[float]],
+        failures: Sequence[tuple[Job, Exception]] = (),
     ) -> list[Job]:
-        """Take the results of a step that went well, but for some jobs; returns those that failed or got a token."""
+        """Take the results of a step that went well, but for some jobs; returns those that failed or got tokens."""
         _check_tokens(flight, tokens)
         extended = []
         for job, error in failures:
@@ -38,11 +43,14 @@ class Landing:
             if job.phase is Phase.ENDED or job.void:
                 self._statistics.dropped_rows += span.count
             else:
-                if job.loaded or span.end - job.published >= self._page_size:
-                    self._publish(job, span.end)
+                written = span.end
                 if span.sample:
-                    self._append(job, tokens[job.request_id])
+                    written = self._append(job, span, tokens[job.request_id])
+                    if job.request_id in chances:
+                        job.chances = (*job.chances[-1:], chances[job.request_id])
                     extended.append(job)
+                if job.loaded or written - job.published >= self._page_size:
+                    self._publish(job, written)
             self._departures.landed(job)
         return extended
 
@@ -61,16 +69,25 @@ class Landing:
             self._departures.landed(job)
         return lost
 
-    def _append(self, job: Job, token: int) -> None:
+    def _append(self, job: Job, span: Span, tokens: Sequence[int]) -> int:
+        """Hand over tokens up to one that ends the request; returns how many tokens' KV is settled."""
+        sequence, accepted = job.sequence, len(tokens) - 1
         job.pending -= 1
-        if token < 0:
-            self._fail(job, RequestError(_NO_TOKEN))
-            return
-        job.sequence.append(token)
-        self._statistics.generated_tokens += 1
-        if job.sequence.finish_reason is not None:
-            self._statistics.finished += 1
-            self._departures.end(job)
+        job.next += accepted
+        job.slack -= span.drafts
+        # A row's token is in its sequence before the row runs, or was accepted: only the newest token has no row yet.
+        settled = sequence.length + accepted
+        for token in tokens:
+            if token < 0:
+                self._fail(job, RequestError(_NO_TOKEN))
+                break
+            sequence.append(token)
+            self._statistics.generated_tokens += 1
+            if sequence.finish_reason is not None:
+                self._statistics.finished += 1
+                self._departures.end(job)
+                break
+        return min(settled, sequence.length)
 
     def _publish(self, job: Job, written: int) -> None:
         """Share whole pages; the first call may be about what was loaded alone, before any row behind it has run."""
@@ -85,8 +102,15 @@ class Landing:
         self._departures.end(job)
 
 
-def _check_tokens(flight: Flight, tokens: Mapping[int, int]) -> None:
-    """ValueError, before anything changes, unless each request that needs one has a token."""
+def _check_tokens(flight: Flight, tokens: Mapping[int, Sequence[int]]) -> None:
+    """ValueError, before anything changes, unless each request that needs some has a possible number of tokens."""
     for span, job in zip(flight.plan.spans, flight.jobs, strict=True):
-        if span.sample and span.request_id not in tokens and not (job.void or job.phase is Phase.ENDED):
+        if not span.sample or job.void or job.phase is Phase.ENDED:
+            continue
+        count = len(tokens.get(span.request_id, ()))
+        if not count:
             raise ValueError(f"step {flight.plan.number} sampled no token for request {span.request_id}")
+        if count > 1 + span.drafts:
+            raise ValueError(
+                f"step {flight.plan.number} gave request {span.request_id} {count} tokens for {span.drafts} drafts"
+            )

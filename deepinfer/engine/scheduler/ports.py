@@ -1,11 +1,23 @@
-"""What the scheduler needs from the owner of the pages (`deepinfer.cache.manager.KVManager` fits)."""
+"""What the scheduler needs from others: the owner of the pages (`deepinfer.cache.manager.KVManager` fits), and who says
+how many drafts are worth verifying.
+"""
 
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-from deepinfer.core.plan import Admitted
+from deepinfer.core.plan import NO_DRAFTS, Admitted, Verification
 
-__all__ = ["Admitted", "PageOwner"]
+__all__ = ["NO_DRAFTS", "Admitted", "DraftPolicy", "PageOwner", "Verification"]
+
+
+class DraftPolicy(Protocol):
+    """Says for every step how drafts are dealt with."""
+
+    def decide(self, chances: Sequence[Sequence[float] | None]) -> Verification:
+        """`chances`: for each request that decodes, survival of the drafts of its newest block that has been verified.
+
+        None: there is no such block. The block at hand must not count here, even where the host knows it already.
+        """
 
 
 class PageOwner(Protocol):

@@ -18,7 +18,7 @@ from deepinfer.engine.scheduler.landing import Landing
 from deepinfer.engine.scheduler.limits import SchedulerLimits
 from deepinfer.engine.scheduler.order import Ranked, rank
 from deepinfer.engine.scheduler.pictures import Pictures
-from deepinfer.engine.scheduler.ports import PageOwner
+from deepinfer.engine.scheduler.ports import DraftPolicy, PageOwner, Verification
 from deepinfer.engine.scheduler.running import Running
 from deepinfer.engine.scheduler.statistics import Statistics
 
@@ -48,17 +48,19 @@ class Scheduler:
         ends: EndRules,
         keys: Keys = token_keys,
         pictures: Pictures | None = None,
+        policy: DraftPolicy | None = None,
     ) -> None:
         """Schedule for a model with sliding windows of `window` tokens; all pages of `kv` belong to this scheduler.
 
-        So do `pictures`; without them requests have no images.
+        So do `pictures`; without them requests have no images. policy: how many drafts are verified; None: all that the
+        limits allow.
         """
         self.statistics = Statistics()
         self._limits = limits
         self._replay = replay
         self._kv = kv
         self._ends = ends
-        self._keys = keys
+        self._keys, self._policy = keys, policy
         self._pictures = pictures or Pictures()
         self._jobs: dict[int, Job] = {}
         self._waiting = Ranked()
@@ -135,7 +137,7 @@ class Scheduler:
         are in flight.
         """
         self._flights.check_room()
-        draft = Draft(self._limits.max_num_batched_tokens)
+        draft = Draft(self._limits.max_num_batched_tokens, self._verification())
         self._pictures.start_plan(self._running.prefilling)
         self._decode(draft)
         self._prefill(draft)
@@ -146,21 +148,26 @@ class Scheduler:
             return None
         draft.encode(*self._pictures.planned())
         plan = self._flights.open(draft)
-        self.statistics.planned(plan, self._limits.max_num_batched_tokens - draft.budget, draft.decode_rows)
+        self.statistics.planned(plan, draft.prefill_rows)
         return plan
 
     def commit(
-        self, number: int, tokens: Mapping[int, int], failures: Mapping[int, Exception] | None = None
+        self,
+        number: int,
+        tokens: Mapping[int, Seq[int]],
+        failures: Mapping[int, Exception] | None = None,
+        chances: Mapping[int, Seq[float]] | None = None,
     ) -> list[Job]:
-        """Take the results of step `number`: request id -> sampled token, for each span that samples.
+        """Take the results of step `number`: request id -> its next tokens, for each span that samples.
 
-        `failures`: requests that could not be served, and why; they end with an error and nobody else notices.
-        Returns the jobs that got a token or failed, ended ones included (`sequence.finish_reason` says so); tokens of
-        requests that ended before are ignored. ValueError, and nothing changes, for a step that is not the oldest in
-        flight or a missing token.
+        There is one token, and one more for each draft that was accepted. `chances`: survival of the drafts of the
+        blocks that the step drafted. `failures`: requests that could not be served, and why; they end with an error and
+        nobody else notices. Returns the jobs that got tokens or failed, ended ones included (`sequence.finish_reason`
+        says so); tokens of requests that ended before, or behind one that ends it, are ignored. ValueError, and nothing
+        changes, for a step that is not the oldest in flight or a missing token.
         """
         failed = [(self._jobs[one], error) for one, error in (failures or {}).items() if one in self._jobs]
-        extended = self._landing.take(self._flights.oldest(number), tokens, failed)
+        extended = self._landing.take(self._flights.oldest(number), tokens, chances or {}, failed)
         self._pictures.forget(image.digest for job, _ in failed for image in job.images)
         self._flights.close(number)
         self._let_follow(extended)
@@ -199,14 +206,29 @@ class Scheduler:
 
     def _decode(self, draft: Draft) -> None:
         self._growth.start_plan()
+        spare = draft.limit_drafts(self._rows_for_drafts(draft))
         for job in self._running.decoding:
-            if job.phase is not Phase.RUNNING or job.next == job.end:  # just preempted; or its last token is in flight
+            if job.phase is not Phase.RUNNING or job.next >= job.end:  # just preempted; or its last token is in flight
                 continue
-            if job.next < job.room:
-                draft.decode(job)
-            elif self._growth.make_room(job):
-                draft.hold(job)
-                draft.decode(job)
+            # Where steps in flight verify drafts, the newest token may lie anywhere between next and next + slack.
+            least = min(job.next + job.slack + 1, job.end)
+            drafts = min(draft.verification.depth, spare, job.end - job.next - 1)
+            wanted = min(least + drafts, job.end)
+            if wanted > job.room:
+                held = len(job.pages)
+                if not self._growth.make_room(job, least, wanted):
+                    continue
+                if len(job.pages) > held:
+                    draft.hold(job)
+            draft.decode(job, drafts)
+            if draft.verification.total is None:
+                spare -= drafts
+        draft.decoded()
+
+    def _rows_for_drafts(self, draft: Draft) -> int:
+        """Rows of the step that drafts may take: what newest tokens leave, half of it while prompts are to be run."""
+        rest = max(0, draft.budget - len(self._running.decoding))
+        return rest // 2 if len(self._running.prefilling) or len(self._waiting) else rest
 
     def _prefill(self, draft: Draft) -> None:
         for job in self._running.prefilling:
@@ -223,6 +245,12 @@ class Scheduler:
         if end > job.next and draft.prefill(job, end):
             self._running.prefilling.remove(job)
             self._running.decoding.insert(job)
+
+    def _verification(self) -> Verification:
+        depth = self._limits.drafts
+        if self._policy is None or not depth:
+            return Verification(depth, None, depth > 0, depth > 0)
+        return self._policy.decide([job.known_chances for job in self._running.decoding])
 
     def _check_alive(self) -> None:
         """RuntimeError instead of waiting for ever, should pages have been lost."""

@@ -43,10 +43,10 @@ class Statistics:
         """Mean requests of a step."""
         return self.spans / max(1, self.steps)
 
-    def planned(self, plan: Plan, rows: int, decode_rows: int) -> None:
-        """Count a step of `rows` rows."""
+    def planned(self, plan: Plan, prefill_rows: int) -> None:
+        """Count a step with so many rows of prompts."""
         self.steps += 1
-        self.prefill_rows += rows - decode_rows
-        self.decode_rows += decode_rows
-        self.largest_step = max(self.largest_step, rows)
+        self.prefill_rows += prefill_rows
+        self.decode_rows += plan.rows - prefill_rows
+        self.largest_step = max(self.largest_step, plan.rows)
         self.spans += len(plan.spans)

@@ -1,15 +1,15 @@
 """The matchers of running requests, and masks that are filled while the model runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from deepinfer.core.plan import Span
 from deepinfer.core.request import Request
-from deepinfer.core.sampled import SampledRow, TokenMasks
+from deepinfer.core.sampled import TokenMasks
 from deepinfer.sampling.grammar.matcher import Matcher, blank
 
 
@@ -31,20 +31,30 @@ class HostTokens:
         return int(self._tokens[place])
 
 
+@dataclass(frozen=True)
+class _Newest:
+    """The tokens that a step gave a request: `count` of `tokens` from `row` on, the first at `place` of the reply."""
+
+    place: int
+    tokens: HostTokens
+    row: int
+    count: int
+
+
 @dataclass
 class _Held:
-    """A constrained request: its matcher, where its reply begins, and the newest token drawn for it."""
+    """A constrained request: its matcher, where its reply begins, and the newest tokens drawn for it."""
 
     matcher: Matcher
     prompt: int
-    newest: tuple[int, HostTokens, int] | None = None
+    newest: _Newest | None = None
     error: Exception | None = None
 
 
 class Grammars:
     """Owns the matchers of constrained requests; others cost it one look-up a step.
 
-    `start` is called with a step's spans before the model runs and its result waited for afterwards; `sampled` with
+    `start` is called with a step's spans before the model runs and its masks waited for afterwards; `sampled` with
     what was drawn. Both on the runner's thread, in the order of the steps; the filling itself has its own.
     """
 
@@ -63,15 +73,26 @@ class Grammars:
         """Drop a request that no later step runs."""
         self._held.pop(request_id, None)
 
-    def start(self, spans: Sequence[Span]) -> "Future[TokenMasks] | None":
+    def start(
+        self, spans: Sequence[Span], drafts: Callable[[Span], Sequence[int]]
+    ) -> "tuple[Sequence[Span], Future[TokenMasks] | None]":
         """Begin to fill the masks of a step's sampled rows; None, at once, if none of its requests has a grammar.
 
+        `drafts` gives those that a span verifies. Spans come back without the drafts behind the first illegal one,
+        which itself has to stay: whether a draft is judged must not depend on what it is. Where there are such drafts
+        the masks are filled before this returns.
         A request whose matcher fails gets an empty mask, so that no token can be drawn for it.
         """
-        if not self._held or not any(span.request_id in self._held for span in spans):
-            return None
+        held = [span for span in spans if span.request_id in self._held] if self._held else []
+        if not held:
+            return spans, None
+        if any(span.drafts for span in held):
+            cut, masks = self._fill(spans, {span.request_id: drafts(span) for span in held if span.drafts})
+            done: Future[TokenMasks] = Future()
+            done.set_result(masks)
+            return cut, done
         self._filler = self._filler or ThreadPoolExecutor(1, "deepinfer-masks")
-        return self._filler.submit(self._fill, spans)
+        return spans, self._filler.submit(lambda: self._fill(spans, {})[1])
 
     def on_device(self, masks: TokenMasks) -> TokenMasks:
         """The masks on the device of the logits."""
@@ -80,32 +101,45 @@ class Grammars:
         rows, bits = (one.to(self._device, non_blocking=True) for one in (masks.rows, masks.bits))
         return TokenMasks(rows, bits)
 
-    def sampled(self, rows: Sequence[SampledRow], tokens: Tensor) -> None:
-        """Take note of the tokens int64 [S] drawn for `rows`; they are read when the next step needs them."""
-        if not any(row.request_id in self._held for row in rows):
-            return
-        copied = HostTokens(tokens)
-        for place, row in enumerate(rows):
-            if row.request_id in self._held:
-                held = self._held[row.request_id]
-                held.newest = row.position - held.prompt, copied, place
+    def sampled(self, spans: Sequence[Span], tokens: Tensor, counts: Sequence[int]) -> None:
+        """Take note of the tokens int64 [R] or [R, W] drawn for `spans`, of which each has `counts`.
 
-    def _fill(self, spans: Sequence[Span]) -> TokenMasks:
-        sampled = [span for span in spans if span.sample]
-        rows = [place for place, span in enumerate(sampled) if span.request_id in self._held]
-        bits = blank(len(rows), self._words, self._device.type == "cuda")
+        They are read when the next step needs them.
+        """
+        if not any(span.request_id in self._held for span in spans):
+            return
+        width = tokens.numel() // len(spans)
+        copied = HostTokens(tokens.flatten())
+        for place, (span, count) in enumerate(zip(spans, counts, strict=True)):
+            if span.request_id in self._held:
+                held = self._held[span.request_id]
+                held.newest = _Newest(span.end - span.drafts - held.prompt, copied, place * width, count)
+
+    def _fill(self, spans: Sequence[Span], drafts: Mapping[int, Sequence[int]]) -> tuple[list[Span], TokenMasks]:
+        cut: list[Span] = []
+        rows: list[int] = []
+        row = 0
+        held_rows = sum(1 + span.drafts for span in spans if span.sample and span.request_id in self._held)
+        bits = blank(held_rows, self._words, self._device.type == "cuda")
         for span in spans:
-            if span.request_id in self._held and not span.sample:
-                self._follow(self._held[span.request_id], span)
-        for line, place in enumerate(rows):
-            held = self._held[sampled[place].request_id]
-            self._follow(held, sampled[place])
-            row = bits[line : line + 1]
-            if held.error is None:
-                held.matcher.fill(row)
-            else:
-                row.zero_()
-        return TokenMasks(torch.tensor(rows, dtype=torch.int64), bits)
+            held = self._held.get(span.request_id)
+            if held is not None:
+                self._follow(held, span)
+                if span.sample:
+                    lines = bits[len(rows) : len(rows) + 1 + span.drafts]
+                    span = self._masks(held, span, drafts.get(span.request_id, ()), lines)
+                    rows += range(row, row + 1 + span.drafts)
+            cut.append(span)
+            row += (1 + span.drafts) if span.sample else 0
+        return cut, TokenMasks(torch.tensor(rows, dtype=torch.int64), bits[: len(rows)])
+
+    def _masks(self, held: _Held, span: Span, drafts: Sequence[int], bits: Tensor) -> Span:
+        """Fill a span's masks, and cut it behind its first illegal draft."""
+        if held.error is not None:
+            bits.zero_()
+            return span
+        legal = held.matcher.walk(drafts, bits)
+        return replace(span, count=min(span.count, legal + 2)) if span.drafts else span
 
     def _follow(self, held: _Held, span: Span) -> None:
         """Bring a matcher to the end of its request's span, whatever it has taken before."""
@@ -122,8 +156,9 @@ class Grammars:
                 if place >= 0:
                     held.matcher.put(place, token)
         else:
-            if held.newest is None or held.newest[0] != first:
+            newest = held.newest
+            if newest is None or newest.place + newest.count - 1 != first:
                 raise ValueError(f"the token at place {first} of the reply is not known")
-            _, tokens, row = held.newest
-            held.matcher.put(first, tokens[row])
-        held.matcher.rewind(max(0, span.end - held.prompt))
+            for index in range(newest.count):
+                held.matcher.put(newest.place + index, newest.tokens[newest.row + index])
+        held.matcher.rewind(max(0, span.end - span.drafts - held.prompt))

@@ -1,0 +1,105 @@
+"""How many drafts are verified in a step, and whose: confidence against measured time.
+
+How many is settled when a step is planned, from the confidence in blocks that have been verified by then; whose, when
+it runs, from the confidence in the blocks at hand. That keeps the tokens' law: how many depends on the past alone, and
+with that fixed, whether a draft is tested never depends on that draft or a later one. To choose how many from the
+blocks at hand would not: where time has steps it can pay to verify a draft just because a likely one follows it.
+
+Survival of a draft is the chance that it and all before it in its block are accepted, so it never increases in a block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deepinfer.core.plan import Verification
+
+Floats = npt.NDArray[np.float64]
+Chances = Sequence[float]
+"""Survival of each draft of a block."""
+
+LEAST_CHANCE = 1e-6
+_LOOK_AGAIN = 50
+_MEMORY = 0.9
+
+
+class Times(Protocol):
+    """What rounds cost, in any unit."""
+
+    def verify(self, rows: Floats) -> Floats:
+        """Time of the target over so many rows in all."""
+
+    def draft(self, requests: int) -> float:
+        """Time to draft a block for so many requests."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """total: drafts to verify. gain: tokens a time over those of decoding without any drafts."""
+
+    total: int
+    gain: float
+
+
+def best_total(chances: Sequence[Chances], times: Times) -> Best:
+    """The number of drafts by which requests with these chances (one block each) get most tokens in a time."""
+    requests = len(chances)
+    every = np.sort(np.concatenate([np.asarray(block, dtype=np.float64) for block in chances]))[::-1]
+    every = every[every >= LEAST_CHANCE]
+    tokens = requests + np.concatenate(([0.0], np.cumsum(every)))
+    taken = times.verify(requests + np.arange(len(tokens), dtype=np.float64))
+    speed = tokens / (times.draft(requests) + taken)
+    total = int(speed.argmax())
+    return Best(total, float(speed[total] / (requests / taken[0])))
+
+
+def share(chances: Floats, most: Sequence[int], total: int) -> list[int]:
+    """How many of each request's drafts are among the `total` likeliest of all, its first `most` counted.
+
+    chances: FP64 [R, G]. Of equal chances the earlier in its block goes first, then the earlier request: never by what
+    the drafts are.
+    """
+    places = np.arange(chances.shape[1])
+    requests, place = np.nonzero(places < np.asarray(most)[:, None])
+    # A chance can never be larger than those before it in its block; rounding shall not make it so.
+    falling = np.minimum.accumulate(chances, axis=1)[requests, place]
+    order = np.lexsort((requests, place, -falling))[: max(0, total)]
+    counts: list[int] = np.bincount(requests[order], minlength=len(chances)).tolist()
+    return counts
+
+
+class FixedDrafts:
+    """Verifies as many drafts as there may be, always."""
+
+    def __init__(self, depth: int) -> None:
+        self._verification = Verification(depth, None, depth > 0, depth > 0)
+
+    def decide(self, chances: Sequence[Chances | None]) -> Verification:
+        """The same whatever the chances."""
+        return self._verification
+
+
+class ScheduledDrafts:
+    """Verifies as many as pay, and drafts no blocks where none do, though it looks again now and then."""
+
+    def __init__(self, depth: int, times: Times) -> None:
+        self._depth, self._times = depth, times
+        self._usual: Floats = np.ones(depth)
+        self._idle = 0
+
+    def decide(self, chances: Sequence[Chances | None]) -> Verification:
+        """For the requests that decode; None: nothing is known of one yet, so it counts as the others did."""
+        known = [np.asarray(block[: self._depth], dtype=np.float64) for block in chances if block is not None]
+        if known:
+            self._usual = _MEMORY * self._usual + (1 - _MEMORY) * np.mean(known, axis=0)
+        if not chances:
+            return Verification(self._depth, 0, True, True)
+        blocks = known + [self._usual] * (len(chances) - len(known))
+        best = best_total([block.tolist() for block in blocks], self._times)
+        worth = best.total > 0 and best.gain > 1
+        self._idle = 0 if worth else self._idle + 1
+        looks = self._idle % _LOOK_AGAIN == 1
+        return Verification(self._depth, best.total if worth or looks else 0, worth or looks, True)

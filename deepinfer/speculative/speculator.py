@@ -1,0 +1,225 @@
+"""Drafts blocks after the newest tokens and judges them: the one owner of all state of speculation on the device."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from deepinfer.cache.storage import Caches
+from deepinfer.core.batch import Half
+from deepinfer.core.plan import Span
+from deepinfer.core.request import Request
+from deepinfer.core.sampled import Sampled, SampledRow, TokenMasks
+from deepinfer.model.drafter import Anchors, Drafter
+from deepinfer.sampling.random import Purpose, uniform
+from deepinfer.sampling.sampler import Sampler
+from deepinfer.sampling.transfer import integers, to_device
+from deepinfer.sampling.weights import pick
+from deepinfer.speculative.acceptance import accepted_counts, is_accepted, residual
+from deepinfer.speculative.blocks import Blocks
+from deepinfer.speculative.calibration import Calibration, survival
+from deepinfer.speculative.drafting import draft
+from deepinfer.speculative.schedule import share
+
+
+class Speculator:
+    """Knows nothing of schedules: which rows are verified, and when blocks are drafted, is decided elsewhere."""
+
+    def __init__(
+        self, drafter: Drafter, sampler: Sampler, caches: Caches, calibration: Calibration, rejection: bool = False
+    ) -> None:
+        """`rejection`: whether random requests are judged by that rule instead of equality."""
+        self._rejection = rejection
+        self._drafter, self._sampler, self._caches, self._calibration = drafter, sampler, caches, calibration
+        self.blocks = Blocks(caches.slots, drafter.block_size, drafter.device)
+        self._requests: dict[int, Request] = {}
+
+    @property
+    def block_size(self) -> int:
+        """Drafts of a block."""
+        return self._drafter.block_size
+
+    def admit(self, request_id: int, request: Request) -> None:
+        """Take note of a request before its first row."""
+        self._requests[request_id] = request
+
+    def forget(self, request_id: int) -> None:
+        """Drop a request that no later row belongs to."""
+        del self._requests[request_id]
+        self.blocks.fresh.discard(request_id)
+
+    def remember(self, features: Tensor, half: Half) -> None:
+        """Keep what later blocks need of the rows [M, F] that the decoder half has just run."""
+        if len(features):
+            self._drafter.remember(features, half, self._caches)
+
+    def trim(self, spans: Sequence[Span], total: int) -> list[Span]:
+        """The spans with the `total` likeliest of their drafts."""
+        drafted = [index for index, span in enumerate(spans) if span.drafts]
+        trimmed = list(spans)
+        if sum(spans[index].drafts for index in drafted) > total:
+            slots = [spans[index].slot for index in drafted]
+            chances = self.blocks.survival[integers(slots, self._drafter.device)].cpu().numpy()
+            counts = share(chances, [spans[index].drafts for index in drafted], total)
+            for index, count in zip(drafted, counts, strict=True):
+                trimmed[index] = replace(spans[index], count=1 + count)
+        return trimmed
+
+    def sample(self, logits: Tensor, spans: Sequence[Span], masks: TokenMasks | None = None) -> Sampled:
+        """The next tokens of spans of which some have drafts.
+
+        logits: FP32 [S, vocab], overwritten: span by span that of the newest token and one behind each draft.
+        masks: what grammars allow in them.
+        """
+        rows = [
+            SampledRow(s.request_id, s.slot, s.end - s.drafts + place) for s in spans for place in range(1 + s.drafts)
+        ]
+        layout = _Layout(spans, self.blocks.tokens, self._drafter.device)
+        places, tops = self._sampler.wanting_logprobs(rows)
+        index = self._tensor(places)
+        plain = logits[index] if tops else None
+        weights = self._sampler.adjust(logits, rows, masks, layout.before)
+        tokens, counts = self._judge(weights, self._sampler.draw(weights, rows), layout)
+        if plain is None:
+            return Sampled(tokens, counts=counts)
+        chosen = tokens[layout.owners, layout.places][index]
+        logprobs = self._sampler.logprobs(plain, chosen.clamp(min=0), tops)
+        return Sampled(tokens, tuple(layout.host_owners[places].tolist()), logprobs, counts)
+
+    def _judge(self, log_weights: Tensor, chosen: Tensor, layout: "_Layout") -> tuple[Tensor, Tensor]:
+        """int64 [R, 1 + W], int64 [R]: the spans' tokens and how many they are.
+
+        log_weights [S, vocab]: by which tokens are drawn where there are no drafts. chosen: int64 [S], such draws.
+        """
+        choices, drafts = chosen[layout.rows], layout.drafts
+        agrees = drafts == choices[:, :-1]
+        random = [index for index, span in enumerate(layout.spans) if span.drafts and self._may_reject(span.request_id)]
+        if random:
+            self._reject(random, log_weights, layout, agrees, choices)
+        accepted = accepted_counts(agrees, layout.counts)
+        inside = torch.arange(drafts.shape[1], device=drafts.device) < accepted[:, None]
+        self._sampler.accept(layout.slots, drafts, inside)
+        last = choices.gather(1, accepted[:, None])
+        tokens = torch.cat((drafts, drafts[:, :1]), dim=1).scatter(1, accepted[:, None], last)
+        return tokens, accepted + 1
+
+    def _reject(
+        self, random: Sequence[int], log_weights: Tensor, layout: "_Layout", agrees: Tensor, choices: Tensor
+    ) -> None:
+        """For the spans `random` set which drafts are accepted, and the choice in place of the first that is not."""
+        judged = [(index, place) for index in random for place in range(layout.spans[index].drafts)]
+        owners, places = self._tensor(np.array(judged, dtype=np.int64).T)
+        seeds = [self._requests[layout.spans[index].request_id].seed for index, _ in judged]
+        positions = [layout.spans[index].first + 1 + place for index, place in judged]
+        coins, others = (
+            to_device(uniform(seeds, positions, purpose), self._drafter.device)
+            for purpose in (Purpose.ACCEPT, Purpose.RESIDUAL)
+        )
+        p, q = log_weights[layout.rows[owners, places]], self.blocks.log_weights(layout.slots[owners], places)
+        accepted = is_accepted(layout.drafts[owners, places], p, q, coins)
+        agrees[owners, places] = accepted
+        # Behind the first rejected draft nothing counts, so each may have its token.
+        choices[owners, places] = torch.where(accepted, choices[owners, places], pick(residual(p, q), others))
+
+    def draft(self, spans: Sequence[Span], newest: Tensor, positions: Sequence[int], wanted: bool) -> Tensor | None:
+        """Draft a block behind each span's newest token, int64 [A] at `positions`; whatever was there is used up.
+
+        Returns FP64 [A, G], the survival of the drafts; None if drafts are not wanted, or are of no use to any span:
+        the last token of a request is never run, and nothing can be verified behind the one before it.
+        """
+        self.blocks.fresh.difference_update(span.request_id for span in spans)
+        useful = [index for index, span in enumerate(spans) if positions[index] < span.limit - 1]
+        if not wanted or not useful:
+            return None
+        chances = torch.zeros(len(spans), self.block_size, dtype=torch.float64, device=newest.device)
+        index = integers(useful, newest.device)
+        chances[index] = self._draft([spans[place] for place in useful], newest[index], [positions[p] for p in useful])
+        return chances
+
+    def _draft(self, spans: Sequence[Span], newest: Tensor, positions: Sequence[int]) -> Tensor:
+        device = newest.device
+        slots = integers([span.slot for span in spans], device)
+        floors = integers([max(span.floor, span.decoder_from) for span in spans], device)
+        anchors = Anchors(newest, integers(positions, device), slots, floors)
+        random = [index for index, span in enumerate(spans) if self._may_reject(span.request_id)]
+        seeds = [self._requests[spans[index].request_id].seed for index in random]
+        picking = _Picking(self._sampler, spans, anchors, positions, random, seeds, self.block_size)
+        made = draft(self._drafter, anchors, self._caches, picking)
+        if picking.random:
+            self.blocks.keep_log_weights(slots[integers(picking.random, device)], torch.stack(picking.log_weights, 1))
+        chances = survival(made.confidence.double(), self._calibration.temperatures)
+        self.blocks.tokens[slots], self.blocks.survival[slots] = made.tokens, chances
+        self.blocks.fresh.update(span.request_id for span in spans)
+        return chances
+
+    def _may_reject(self, request_id: int) -> bool:
+        return self._rejection and self._requests[request_id].params.temperature > 0
+
+    def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
+        return to_device(values, self._drafter.device)
+
+
+class _Layout:
+    """Where the rows and drafts of R spans lie, S rows in all, W drafts at most.
+
+    rows: int64 [R, 1 + W], each span's rows among the S, the last one repeated. counts: int64 [R], drafts verified.
+    drafts: int64 [R, W], with some that are not. owners, places: int64 [S], span and place in it of every row. before:
+    int64 [S, W], the drafts before each row, -1 elsewhere. slots: int64 [R].
+    """
+
+    def __init__(self, spans: Sequence[Span], tokens: Tensor, device: torch.device) -> None:
+        self.spans = spans
+        counts = np.array([span.drafts for span in spans], dtype=np.int64)
+        width, starts = int(counts.max()), np.cumsum(counts + 1) - counts - 1
+        self.host_owners = np.repeat(np.arange(len(spans)), counts + 1)
+        places = np.arange(len(self.host_owners)) - starts[self.host_owners]
+        self.rows = to_device(starts[:, None] + np.minimum(np.arange(width + 1), counts[:, None]), device)
+        self.counts, self.owners, self.places = (to_device(part, device) for part in (counts, self.host_owners, places))
+        self.slots = integers([span.slot for span in spans], device)
+        self.drafts = tokens[self.slots, :width]
+        earlier = torch.arange(width, device=device) < self.places[:, None]
+        self.before = torch.where(earlier, self.drafts[self.owners], -1)
+
+
+class _Picking:
+    """Chooses drafts from the drafter's logits as the sampler would choose tokens: the same log-weights, and the same
+    random numbers where equality will decide; numbers of the drafts' own where they may be rejected.
+
+    random: anchors of the latter kind. log_weights: [random, vocab] for each place, what their drafts were drawn from.
+    """
+
+    def __init__(
+        self, sampler: Sampler, spans: Sequence[Span], anchors: Anchors, positions: Sequence[int],
+        random: list[int], seeds: list[int], block: int,
+    ) -> None:  # fmt: skip
+        self._sampler, self._positions, self._spans = sampler, positions, spans
+        self._made = [anchors.ids]
+        self.random, self._equal = random, sorted(set(range(len(spans))) - set(random))
+        self.log_weights: list[Tensor] = []
+        count, device = len(self.random), anchors.ids.device
+        places = [positions[index] + 1 + place for place in range(block) for index in self.random]
+        laps = [place for place in range(block) for _ in range(count)]
+        self._numbers = to_device(uniform(seeds * block, places, Purpose.DRAFT, laps), device).view(block, count)
+        self._drawn, self._rest = integers(self.random, device), integers(self._equal, device)
+
+    def __call__(self, logits: Tensor, place: int) -> Tensor:
+        rows = [
+            SampledRow(span.request_id, span.slot, position + 1 + place)
+            for span, position in zip(self._spans, self._positions, strict=True)
+        ]
+        weights = self._sampler.adjust(logits, rows, drafts=torch.stack(self._made, 1))
+        if not self.random:
+            tokens = self._sampler.draw(weights, rows)
+        else:
+            self.log_weights.append(weights[self._drawn])
+            tokens = torch.empty_like(self._made[0])
+            tokens[self._drawn] = pick(self.log_weights[-1], self._numbers[place])
+            if self._equal:
+                kept = [rows[index] for index in self._equal]
+                tokens[self._rest] = self._sampler.draw(weights[self._rest], kept)
+        # Where no token is allowed the target will find none either.
+        self._made.append(tokens.clamp(min=0))
+        return self._made[-1]

@@ -15,6 +15,7 @@ import many_requests
 import measure
 import prefill_replay
 import prefix_hits
+import sampling
 
 ROOT = Path(__file__).parents[1]
 Output = pytest.CaptureFixture[str]
@@ -41,6 +42,15 @@ def test_decode_speed(tiny_checkpoint: Path, capsys: Output) -> None:
     arguments = ["--requests", "1", "3", "--prompt", "20", "--tokens", "8", "--rounds", "2"]
     decode_speed.main(["--model", str(tiny_checkpoint), *arguments])
     check(capsys.readouterr().out, [1, 3])
+
+
+def test_sampling(capsys: Output) -> None:
+    sampling.main(["--batches", "1", "5", "--vocabulary", "300", "--rounds", "2"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.match(r"^ +\d+ ", line)]
+    names = ["one pass", "sorting", *sampling.CASES]
+    assert [line[8:].split("  ")[0] for line in lines] == names * 2
+    assert [float(line.split()[0]) for line in lines] == [1.0] * len(names) + [5.0] * len(names)
+    assert all(float(line[30:38]) > 0 for line in lines)
 
 
 def test_prefill_replay(tiny_checkpoint: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,18 +9,27 @@ from deepinfer.core.sampled import Logprobs
 from deepinfer.sampling.weights import SCALE, whole_weights
 
 
-def log_probabilities(logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Logprobs:
+def log_probabilities(logits: Tensor, tokens: Tensor, tops: Sequence[int], at_once: int) -> Logprobs:
     """The log-probabilities of `tokens` int64 [R] and of the `tops` (one number a row) most probable ones.
 
-    logits: FP32 [R, vocab], -inf for tokens that can never come.
+    logits: FP32 [R, vocab], -inf for tokens that can never come. at_once: rows worked on together.
     """
+    most = min(max(tops, default=0), logits.shape[-1])
+    parts = [
+        _part(logits[start : start + at_once], tokens[start : start + at_once], most)
+        for start in range(0, max(1, len(tokens)), at_once)
+    ]
+    chosen, top, ids = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Logprobs(tuple(tops), chosen, top, ids)
+
+
+def _part(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
     shifted = logits - logits.amax(-1, keepdim=True)
     # The weights are whole numbers, so their sum does not depend on the order of summation.
     norm = torch.log(whole_weights(shifted).sum(-1, keepdim=True).double() / SCALE)
     chosen = shifted.gather(-1, tokens[:, None]).double() - norm
-    most = min(max(tops, default=0), logits.shape[-1])
     ids = _largest(shifted, most)
-    return Logprobs(tuple(tops), chosen.squeeze(-1), shifted.gather(-1, ids).double() - norm, ids)
+    return chosen.squeeze(-1), shifted.gather(-1, ids).double() - norm, ids
 
 
 def _largest(values: Tensor, count: int) -> Tensor:

@@ -14,7 +14,7 @@ from deepinfer.core.sampled import Logprobs, Sampled, SampledRow, TokenMasks
 from deepinfer.sampling.choices import Choice, Choices
 from deepinfer.sampling.cutoffs import exclude
 from deepinfer.sampling.logprobs import log_probabilities
-from deepinfer.sampling.masks import apply_masks
+from deepinfer.sampling.masks import apply_masks, byte_table
 from deepinfer.sampling.penalties import Penalties
 from deepinfer.sampling.random import Purpose, uniform
 from deepinfer.sampling.transfer import floats, integers, to_device
@@ -39,6 +39,7 @@ class Sampler:
         """`forbidden`: bool [vocab] on the device of the logits, the tokens that nobody may draw."""
         self._device, self._slots, self._eos = forbidden.device, slots, eos
         self._allowed = torch.zeros(len(forbidden), device=self._device).masked_fill_(forbidden, -torch.inf)
+        self._bytes = byte_table(self._device)
         self._choices: dict[int, Choice] = {}
         self._penalties: Penalties | None = None
         self._penalised_slots: set[int] = set()
@@ -96,7 +97,7 @@ class Sampler:
 
     def logprobs(self, logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Logprobs:
         """Of `tokens` int64 [R] and of the `tops` most probable ones of FP32 logits [R, vocab], overwritten."""
-        return log_probabilities(logits.add_(self._allowed), tokens, tops)
+        return log_probabilities(logits.add_(self._allowed), tokens, tops, self._at_once)
 
     def adjust(
         self,
@@ -118,7 +119,7 @@ class Sampler:
         self._penalise(logits, rows, choices, drafts)
         self._put_off_ends(logits, rows)
         if masks is not None:
-            apply_masks(logits, masks)
+            apply_masks(logits, masks, self._bytes, self._at_once)
         for places, index in self._parts(choices.temperature > 0):
             part = logits[index]
             # In a row without an allowed token -inf has to stay.

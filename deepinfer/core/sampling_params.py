@@ -91,11 +91,18 @@ class SamplingParams:
             value = getattr(self, name)
             _take(name, value, _is_finite(value) and -2 <= value <= 2, "a number from -2 to 2 (0: none)")
         value = self.repetition_penalty
-        _take("repetition_penalty", value, _is_finite(value) and value > 0, "a finite number > 0 (1: none)")
+        _take(
+            "repetition_penalty",
+            value,
+            _is_finite(value) and 0.01 <= value <= 100,
+            "a number from 0.01 to 100 (1: none)",
+        )
         if self.logit_bias is not None:
             bias = self.logit_bias
             good = isinstance(bias, Mapping) and all(map(_is_count, bias)) and all(map(_is_bias, bias.values()))
-            _take("logit_bias", bias, good, "a mapping from token ids to finite numbers (or -inf: never), or None")
+            _take(
+                "logit_bias", bias, good, "a mapping from token ids to numbers of at most 1e9 (or -inf: never), or None"
+            )
             self._freeze("logit_bias", dict(bias))
 
     def _check_end(self) -> None:
@@ -161,7 +168,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _is_bias(value: Any) -> bool:
-    return _is_finite(value) or (_is_number(value) and value == -math.inf)
+    return _is_number(value) and (abs(value) <= 1e9 or value == -math.inf)
 
 
 def _is_list(value: Any) -> bool:

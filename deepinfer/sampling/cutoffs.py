@@ -62,7 +62,8 @@ def exclude(log_weights: Tensor, limits: Limits) -> Tensor:
 
 def _exclude_alike(part: Tensor, limits: Limits, by_count: bool, listed: bool, by_mass: bool) -> Tensor:
     """`exclude` for rows that all do, or all do not, have a top-k, a short one, and a top-p."""
-    cutoff = floats(np.log(np.maximum(limits.min_p, 1e-300)), part.device)
+    with np.errstate(divide="ignore"):  # of 0: -inf
+        cutoff = floats(np.log(limits.min_p), part.device)
     if by_count:
         counts = to_device(limits.top_k.astype(np.int64), part.device)
         largest = part.topk(int(limits.top_k.max())).values if listed else None

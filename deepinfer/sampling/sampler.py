@@ -161,9 +161,11 @@ class Sampler:
     def _columns(self, rows: Sequence[SampledRow]) -> Choices:
         """What the rows' requests ask for; from step to step these are mostly the same."""
         ids = tuple(row.request_id for row in rows)
-        if self._newest is None or self._newest[0] != ids:
-            self._newest = ids, Choices.of([self._choices[request_id].columns for request_id in ids])
-        return self._newest[1]
+        newest = self._newest  # which another thread may drop meanwhile
+        if newest is None or newest[0] != ids:
+            newest = ids, Choices.of([self._choices[request_id].columns for request_id in ids])
+            self._newest = newest
+        return newest[1]
 
     def _parts(self, wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[Places, slice | Tensor]]:
         """The places of the wanted rows, some at a time, and the same as an index of tensors."""

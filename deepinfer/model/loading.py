@@ -75,6 +75,13 @@ def load_drafter(
     return _Loader(checkpoint, dtype, torch.device(device), keep_quantized).drafter()
 
 
+def load_vision(
+    checkpoint: Weights, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> VisionWeights:
+    """The weights of vision tower and aligner alone; the checkpoint must have them."""
+    return _Loader(checkpoint, dtype, torch.device(device), False).vision()
+
+
 class _Loader:
     """Reads tensors under a name's prefix, each to its place and dtype."""
 

@@ -19,6 +19,9 @@ from deepinfer.text.images import ImageGrid, ImageInput
 
 _EPS = 1e-6  # of the tower's norms
 
+Turns = tuple[Tensor, Tensor]
+"""Cosines and sines of every patch's angles: FP32 [N, 1, head dim / 2]."""
+
 
 @dataclass(frozen=True)
 class Affine:
@@ -74,8 +77,9 @@ def run_blocks(
 ) -> Tensor:
     """Some of the tower's blocks, x [N, C] -> [N, C]; running them in several goes gives the same to the bit."""
     angles = torch.cat([_angles(grid.vit_rows, grid.vit_cols, config, x.device) for grid in grids])
+    turns = angles.cos()[:, None], angles.sin()[:, None]
     for block in blocks:
-        x = x + _attention(rms_norm(x, block.norm1, _EPS), angles, grids, config.num_attention_heads, block)
+        x = x + _attention(rms_norm(x, block.norm1, _EPS), turns, grids, config.num_attention_heads, block)
         gate, up = functional.linear(rms_norm(x, block.norm2, _EPS), block.w1).chunk(2, dim=-1)
         x = x + functional.linear(functional.silu(gate) * up, block.w2)
     return x
@@ -101,17 +105,17 @@ def _angles(rows: int, cols: int, config: VisionConfig, device: torch.device) ->
     return torch.cat((row[:, None] * freqs, col[:, None] * freqs), dim=-1)
 
 
-def _rotate_halves(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn channel i with channel i + d/2: x [N, heads, d], angles [N, d/2], in FP32."""
+def _rotate_halves(x: Tensor, turns: Turns) -> Tensor:
+    """Turn channel i with channel i + d/2: x [N, heads, d], in FP32."""
     first, second = x.float().chunk(2, dim=-1)
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    cos, sin = turns
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def _attention(x: Tensor, angles: Tensor, grids: Sequence[ImageGrid], heads: int, block: VisionBlockWeights) -> Tensor:
+def _attention(x: Tensor, turns: Turns, grids: Sequence[ImageGrid], heads: int, block: VisionBlockWeights) -> Tensor:
     """x [N, C] -> [N, C], every patch sees all of its image."""
     q, k, v = (part.reshape(len(x), heads, -1) for part in block.wqkv(x).chunk(3, dim=-1))
-    q, k = _rotate_halves(q, angles), _rotate_halves(k, angles)
+    q, k = _rotate_halves(q, turns), _rotate_halves(k, turns)
     mixed = torch.empty_like(q)
     for start, images, patches in _runs(grids):
         rows = slice(start, start + images * patches)

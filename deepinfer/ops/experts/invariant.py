@@ -57,17 +57,17 @@ def combine(results: Tensor) -> Tensor:
 def _grouped(x: Tensor, weight: Experts, visits: list[int], dtype: torch.dtype | None = None) -> Tensor:
     """Rows x [A, in], sorted by expert, times each expert's weight [E, out, in] -> [A, out] of `dtype` (that of x)."""
     made, end = [x.new_empty(0, weight.shape[1], dtype=dtype)], 0
+    dense = weight.transpose(1, 2).unbind() if isinstance(weight, Tensor) else None
     for expert, visited in enumerate(visits):
         if visited:
             begin, end = end, end + visited
-            made.append(_product(x[begin:end], weight, expert).to(dtype or x.dtype))
-    return torch.cat(made)
+            rows = x[begin:end]
+            made.append(_quantized(rows, weight, expert) if dense is None else product(rows, dense[expert]))
+    return torch.cat(made).to(dtype or x.dtype)
 
 
-def _product(x: Tensor, weight: Experts, expert: int) -> Tensor:
-    """x [A, in] -> [A, out] in the dtype of x where the weight is dense, else FP32."""
-    if isinstance(weight, Tensor):
-        return product(x, weight[expert].T)
+def _quantized(x: Tensor, weight: Experts, expert: int) -> Tensor:
+    """x [A, in] -> FP32 [A, out]."""
     codes, scales = quantize_rows(x)
     if isinstance(weight, Fp8Weight):
         return fp8_product(codes, scales, weight[expert])

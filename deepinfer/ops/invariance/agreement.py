@@ -21,8 +21,8 @@ class Layout(NamedTuple):
     shape: of the second matrix, [K, N]. strides: its two. offset: bytes that it lies behind a multiple of 64.
     """
 
-    shape: tuple[int, int]
-    strides: tuple[int, int]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
     offset: int
     dtype: torch.dtype
 
@@ -38,7 +38,7 @@ class Item(NamedTuple):
 
 def layout_of(b: Tensor) -> Layout:
     """The layout of a matrix [K, N]."""
-    return Layout((b.shape[0], b.shape[1]), (b.stride(0), b.stride(1)), b.data_ptr() % 64, b.dtype)
+    return Layout(b.shape, b.stride(), b.data_ptr() % 64, b.dtype)
 
 
 @cache

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-LANES = 64
-"""A multiple of the elements that any vector loop takes at once."""
+LANES = 32
+"""A multiple of the FP32 elements that any vector loop takes at once: two vectors of 512 bits."""
 
 _SERIAL = 32768
 """Below this many elements PyTorch uses one thread."""

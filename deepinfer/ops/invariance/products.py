@@ -31,6 +31,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
         return triton.product(a, b)
     if b.dim() == 2:
+        if a.dim() == 2:
+            return _by_rows(a.contiguous(), b)
         return _by_rows(a.reshape(-1, a.shape[-1]), b).view(*a.shape[:-1], b.shape[1])
     return _by_items(a.contiguous(), b)
 
@@ -38,17 +40,28 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def _by_rows(a: Tensor, b: Tensor) -> Tensor:
     pieces = _row_pieces(len(a), layout_of(b), torch.get_num_threads())
     if len(pieces) == 1:
-        used, size = pieces[0]
-        return torch.mm(a, b) if used == size else torch.mm(functional.pad(a, (0, 0, 0, size - used)), b)[:used]
+        return torch.mm(_piece(a, pieces[0][1]), b)[: len(a)]
     out, begin = a.new_empty(len(a), b.shape[1]), 0
     for used, size in pieces:
         part, place = a[begin : begin + used], out[begin : begin + used]
-        if used == size:
-            torch.mm(part, b, out=place)
+        if used == size and _aligned(place):
+            torch.mm(_piece(part, size), b, out=place)
         else:
-            place.copy_(torch.mm(functional.pad(part, (0, 0, 0, size - used)), b)[:used])
+            place.copy_(torch.mm(_piece(part, size), b)[:used])
         begin += used
     return out
+
+
+def _piece(a: Tensor, rows: int) -> Tensor:
+    """a [M, K] as the rows of a piece, contiguous; what further rows hold does not matter."""
+    if len(a) < rows:
+        return a.expand(rows, -1).contiguous() if len(a) == 1 else functional.pad(a, (0, 0, 0, rows - len(a)))
+    return a if _aligned(a) else a.clone()
+
+
+def _aligned(x: Tensor) -> bool:
+    """Whether x begins where a new tensor would: a kernel may treat what lies before such a place differently."""
+    return x.data_ptr() % 64 == 0
 
 
 def _by_items(a: Tensor, b: Tensor) -> Tensor:
@@ -68,11 +81,15 @@ def _items(a: Tensor, b: Tensor, item: Item) -> Tensor:
     """The product where the columns are those of one piece."""
     pieces = _item_pieces(len(a), b.shape[2], item, torch.get_num_threads())
     if len(pieces) == 1:
-        return torch.bmm(a, b)
+        return torch.bmm(a if _aligned(a) else a.clone(), b)
     out, begin = a.new_empty(len(a), a.shape[1], b.shape[2]), 0
     for size, _ in pieces:
-        piece = slice(begin, begin + size)
-        torch.bmm(a[piece], b[piece], out=out[piece])
+        part, place = a[begin : begin + size], out[begin : begin + size]
+        part = part if _aligned(part) else part.clone()
+        if _aligned(place):
+            torch.bmm(part, b[begin : begin + size], out=place)
+        else:
+            place.copy_(torch.bmm(part, b[begin : begin + size]))
         begin += size
     return out
 

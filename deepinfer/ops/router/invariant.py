@@ -3,13 +3,12 @@
 from torch import Tensor
 from torch.nn import functional
 
-from deepinfer.ops.indexer.torch import largest
 from deepinfer.ops.invariance import elementwise, ordered_sum, product
 
 
 def route(h: Tensor, weight: Tensor, bias: Tensor, count: int, scaling: float) -> tuple[Tensor, Tensor]:
     """h [N, H] of any float dtype -> (chosen experts int64 [N, count], weights FP32 [N, count])."""
     scores = elementwise(functional.softplus, product(h.float(), weight.T)).sqrt()
-    chosen = largest(scores + bias, count)
+    chosen = (scores + bias).argsort(stable=True, dim=-1, descending=True)[:, :count]
     weights = scores.gather(-1, chosen)
     return chosen, weights / (ordered_sum(weights, -1)[:, None] + 1e-20) * scaling

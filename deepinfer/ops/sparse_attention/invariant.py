@@ -62,30 +62,30 @@ def _attend(
     q: Tensor, windows: Tensor, seen: Tensor, picked: Tensor | None, missing: Tensor | None, sink: Tensor
 ) -> Tensor:
     """q [N, h, D], windows [N, D, w], seen [N], picked [N, K, D] and missing [N, K], or None -> [N, h, D]."""
-    unseen = torch.arange(windows.shape[2], 0, -1, device=q.device) > seen[:, None]
-    scores = [product(q, windows).float().masked_fill_(unseen[:, None], -torch.inf)]
+    window = windows.shape[2]
+    unseen = torch.arange(window, 0, -1, device=q.device) > seen[:, None]
+    scores = product(q, windows).float().masked_fill_(unseen[:, None], -torch.inf)
+    parts = [functional.pad(scores, (0, -window % BLOCK), value=-torch.inf) if window % BLOCK else scores]
     if picked is not None and missing is not None:
-        scores.append(product(q, picked.transpose(1, 2)).float().masked_fill_(missing[:, None], -torch.inf))
-    weights = [part.to(q.dtype) for part in _softmax(scores, sink, q.shape[2] ** -0.5)]
-    made = product(weights[0], windows.transpose(1, 2))
-    return made if picked is None else made + _blocks(weights[1], picked).to(q.dtype)
+        found = product(q, picked.transpose(1, 2)).float()
+        parts.append(found.masked_fill_(missing[:, None], -torch.inf))
+    weights = _softmax(torch.cat(parts, -1), sink, q.shape[2] ** -0.5).to(q.dtype)
+    made = product(weights[..., :window], windows.transpose(1, 2))
+    return made if picked is None else made + _blocks(weights[..., parts[0].shape[2] :], picked).to(q.dtype)
 
 
-def _softmax(scores: list[Tensor], sink: Tensor, scale: float) -> list[Tensor]:
-    """Weights of scores FP32 [N, h, w] each, not yet scaled, with `sink` as one more logit."""
-    scaled = [part.mul_(scale) for part in scores]
-    top = sink[:, None]
-    for part in scaled:
-        top = torch.maximum(top, part.amax(-1, keepdim=True))
-    heights = [elementwise(Tensor.exp, part.sub_(top)) for part in scaled]
-    total = elementwise(Tensor.exp, sink[:, None] - top) + row_sums(heights[0])
-    for part in heights[1:]:
-        total = total + ordered_sum(row_sums(part.view(*part.shape[:-1], -1, BLOCK)), 2)
-    return [part.div_(total) for part in heights]
+def _softmax(scores: Tensor, sink: Tensor, scale: float) -> Tensor:
+    """Weights of scores FP32 [N, h, whole blocks], not yet scaled, with `sink` as one more logit."""
+    scaled = scores.mul_(scale)
+    top = torch.maximum(scaled.amax(-1, keepdim=True), sink[:, None])
+    heights = elementwise(Tensor.exp, scaled.sub_(top))
+    blocks = row_sums(heights.view(*heights.shape[:-1], -1, BLOCK))
+    return heights.div_(ordered_sum(blocks, 2).add_(elementwise(Tensor.exp, sink[:, None] - top)))
 
 
 def _blocks(weights: Tensor, values: Tensor) -> Tensor:
     """weights [N, h, K], values [N, K, D] -> FP32 [N, h, D], block after block."""
-    starts = range(0, weights.shape[2], BLOCK)
-    parts = [product(weights[:, :, s : s + BLOCK], values[:, s : s + BLOCK]).float() for s in starts]
-    return ordered_sum(torch.stack(parts), 0)
+    blocks = weights.shape[2] // BLOCK
+    own = weights.reshape(*weights.shape[:2], blocks, BLOCK).transpose(1, 2).flatten(0, 1)
+    parts = product(own, values.view(-1, BLOCK, values.shape[2])).float()
+    return ordered_sum(parts.view(len(values), blocks, weights.shape[1], -1), 1)

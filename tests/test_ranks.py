@@ -133,6 +133,21 @@ def test_four_ranks(tiny_checkpoint: Path, alone: list[RequestOutput]) -> None:
         assert child.wait(timeout=10) != 0
 
 
+def test_batch_invariant_ranks_give_the_bits_of_one_process(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities to the last bit, whatever the rows of a step and wherever the experts lie."""
+    monkeypatch.setenv("DEEPINFER_BATCH_INVARIANT", "1")
+    monkeypatch.setenv("DEEPINFER_OVERRIDE_NUM_EXTRA_EXPERTS", "2")
+    params = [
+        SamplingParams(place % 2, max_tokens=6, ignore_eos=True, seq_seed=place, logprobs=2) for place in range(8)
+    ]
+    one = LLM(tiny_checkpoint).generate(PROMPTS[-8:], params, use_tqdm=False)
+    two = LLM(tiny_checkpoint, ep=2, rebalance_steps=2).generate(PROMPTS[-8:], params, use_tqdm=False)
+    assert tokens(two) == tokens(one)
+    assert [output.outputs[0].logprobs for output in two] == [output.outputs[0].logprobs for output in one]
+
+
 def test_replicas_share_nothing(tiny_checkpoint: Path, alone: list[RequestOutput]) -> None:
     llm = LLM(tiny_checkpoint, dp=2, ep=1)
     assert tokens(llm.generate(PROMPTS[:6], PARAMS[:6], use_tqdm=False)) == tokens(alone[:6])

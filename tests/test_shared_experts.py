@@ -16,6 +16,7 @@ from deepinfer.config.model import ModelConfig
 from deepinfer.model.experts import ExpertLoads
 from deepinfer.model.loading import load_routed
 from deepinfer.model.weights import ExpertWeights
+from deepinfer.ops.choice import batch_invariant
 from deepinfer.ops.experts import routed_experts
 from deepinfer.parallel.balancer import Balancer
 from deepinfer.parallel.collectives import Collectives
@@ -82,6 +83,24 @@ def test_any_rows_on_any_ranks(world: World, ranks: int, extra: int, rows: tuple
 
     tolerance = 1e-5 if world.dtype is torch.float32 else 0.02
     assert max(run_ranks(ranks, work)) <= tolerance
+
+
+@pytest.mark.parametrize("extra", [0, 4])
+def test_batch_invariant_operators_give_the_bits_of_one_process(world: World, extra: int) -> None:
+    rows, ranks = (13, 0, 4), 3
+    placement = first_placement(EXPERTS, extra, ranks)
+
+    def work(collectives: Collectives) -> bool:
+        rank = collectives.rank
+        shared = SharedExperts(ExpertTable(placement, EXPERTS, CPU), collectives)
+        everything = world.weights(list(range(EXPERTS)))
+        h, chosen, routing = world.visits(rank, rows[rank], 4)
+        with batch_invariant():
+            got = shared(h, chosen, routing, world.weights(placement.experts[rank].tolist()), LIMIT)()
+            wanted = routed_experts(h, chosen, routing, everything.w13, everything.w2, LIMIT)
+        return torch.equal(got, wanted)
+
+    assert all(run_ranks(ranks, work))
 
 
 def test_where_an_expert_lies_changes_no_bit(world: World) -> None:

@@ -34,7 +34,7 @@ from deepinfer.checkpoint.reader import CONFIG_FILE
 from deepinfer.config.envs import read_environment
 from deepinfer.config.model import ModelConfig
 from deepinfer.core.errors import RankError
-from deepinfer.model.loading import load_routed
+from deepinfer.model.loading import Form, load_routed
 from deepinfer.model.weights import ExpertWeights
 from deepinfer.ops.experts import routed_experts
 from deepinfer.parallel.collectives import Collectives
@@ -72,7 +72,7 @@ def visits(rows: int, experts: int, count: int, device: torch.device, seed: int)
 def weights_of(
     checkpoint: RandomCheckpoint, held: list[int], dtype: torch.dtype, keep: bool, device: torch.device
 ) -> ExpertWeights:
-    w13, w2 = load_routed(checkpoint, 0, held, dtype, device, keep)
+    w13, w2 = load_routed(checkpoint, 0, held, Form(dtype, device, keep))
     nothing = torch.empty(0)
     return ExpertWeights(nothing, nothing, nothing, w13, w2, nothing, nothing)
 

@@ -69,6 +69,7 @@ def test_two_ranks_give_the_tokens_of_one(two: LLM, alone: list[RequestOutput]) 
     assert isinstance(model, SharingModel)
     assert model.weights.layers[0].experts.w13.shape[0] == 3  # of four experts, and two copies, half are here
     assert model._balancer.moved > 0
+    assert [len(layer.codes) for layer in model.weights.engrams.values()] == [320]  # of 640 rows
     check_leader_at_rest(two)
 
 
@@ -119,7 +120,7 @@ def test_a_killed_rank_ends_all_with_its_error(two: LLM) -> None:
 
 
 def test_four_ranks(tiny_checkpoint: Path, alone: list[RequestOutput]) -> None:
-    llm = LLM(tiny_checkpoint, dp=4, asynchronous=False)
+    llm = LLM(tiny_checkpoint, dp=4, asynchronous=False, engram_tables="host")
     assert alike(llm.generate(PROMPTS, PARAMS, use_tqdm=False), alone) >= AGREE
 
     def fail(*_: Any) -> Any:
@@ -146,6 +147,13 @@ def test_batch_invariant_ranks_give_the_bits_of_one_process(
     two = LLM(tiny_checkpoint, ep=2, rebalance_steps=2).generate(PROMPTS[-8:], params, use_tqdm=False)
     assert tokens(two) == tokens(one)
     assert [output.outputs[0].logprobs for output in two] == [output.outputs[0].logprobs for output in one]
+
+
+def test_tables_on_the_host_give_the_same(tiny_checkpoint: Path, alone: list[RequestOutput]) -> None:
+    llm = LLM(tiny_checkpoint, engram_tables="host")
+    assert tokens(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == tokens(alone)
+    with pytest.raises(ConfigError, match="engram_tables is 'disk'; it takes device or host"):
+        LLM(tiny_checkpoint, engram_tables="disk")
 
 
 def test_replicas_share_nothing(tiny_checkpoint: Path, alone: list[RequestOutput]) -> None:

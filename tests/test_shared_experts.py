@@ -14,14 +14,15 @@ from torch import Tensor
 from deepinfer.checkpoint.random import RandomCheckpoint
 from deepinfer.config.model import ModelConfig
 from deepinfer.model.experts import ExpertLoads
-from deepinfer.model.loading import load_routed
-from deepinfer.model.weights import ExpertWeights
+from deepinfer.model.loading import Form, load_routed
+from deepinfer.model.weights import EngramWeights, ExpertWeights
 from deepinfer.ops.choice import batch_invariant
 from deepinfer.ops.experts import routed_experts
 from deepinfer.parallel.balancer import Balancer
 from deepinfer.parallel.collectives import Collectives
 from deepinfer.parallel.experts import ExpertTable, SharedExperts
 from deepinfer.parallel.placement import Placement, balanced_placement, first_placement
+from deepinfer.parallel.tables import SharedTables
 
 EXPERTS, HIDDEN, LIMIT, LAYER = 6, 64, 7.0, 1
 ROWS = ((5, 0, 3, 9), (0, 0, 1, 0), (0, 0, 0, 0), (33, 17, 2, 8))
@@ -35,7 +36,7 @@ class World:
     keep: bool
 
     def weights(self, held: list[int]) -> ExpertWeights:
-        w13, w2 = load_routed(self.checkpoint, LAYER, held, self.dtype, CPU, self.keep)
+        w13, w2 = load_routed(self.checkpoint, LAYER, held, Form(self.dtype, CPU, self.keep))
         nothing = torch.empty(0)
         return ExpertWeights(nothing, nothing, nothing, w13, w2, nothing, nothing)
 
@@ -145,7 +146,7 @@ def test_experts_move_between_steps_and_nothing_changes(world: World, interval: 
         ]
 
         def read(layer: int, wanted: Any) -> Any:
-            return load_routed(world.checkpoint, LAYER, wanted, world.dtype, CPU, world.keep)
+            return load_routed(world.checkpoint, LAYER, wanted, Form(world.dtype, CPU, world.keep))
 
         balancer = Balancer(tables, held, loads, collectives, read, interval, 1)
         h, _, routing = world.visits(rank, 1)
@@ -191,3 +192,27 @@ def test_rows_take_the_copies_of_an_expert_in_turn() -> None:
     table.update(Placement(np.array([[1, 0], [3, 2], [3, 1]])))
     ranks, slots = table.find(torch.tensor([[0, 3]] * 2), 0)
     assert (ranks.tolist(), slots.tolist()) == ([[0, 1], [0, 2]], [[1, 0], [1, 0]])
+
+
+def test_rows_of_tables_come_from_the_ranks_that_hold_them() -> None:
+    """Two tables of other sizes than the ranks divide, asked for all over, in part by nobody."""
+    sizes, ranks = (29, 7), 4
+    source = torch.Generator().manual_seed(0)
+    whole = [torch.randint(0, 256, (size, 40), generator=source).to(torch.uint8) for size in sizes]
+
+    def work(collectives: Collectives) -> bool:
+        rank, layers = collectives.rank, []
+        for table in whole:
+            each = -(-len(table) // ranks)
+            part = table[rank * each : (rank + 1) * each]
+            layers.append(EngramWeights(part[:, :32], part[:, 32:], *[torch.empty(0)] * 2, None))  # type: ignore[arg-type]
+        tables = SharedTables(layers, sizes, collectives)
+        if rank == 3:
+            tables.stand_by()
+            return True
+        own = torch.Generator().manual_seed(rank)
+        wanted = [torch.randint(0, size, (50 * rank,), generator=own) for size in sizes]
+        read = [torch.cat(part, 1) for part in tables(wanted)]
+        return all(torch.equal(part, table[rows]) for part, table, rows in zip(read, whole, wanted, strict=True))
+
+    assert all(run_ranks(ranks, work))

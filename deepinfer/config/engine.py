@@ -9,6 +9,7 @@ from deepinfer.core.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
 DRAFT_RULES = ("equality", "rejection")
+ENGRAM_TABLES = ("device", "host")
 LOAD_FORMATS = ("checkpoint", "random")
 _LEAST = {
     "max_num_seqs": 1,
@@ -61,6 +62,8 @@ class EngineConfig:
     image_url_hosts: hosts that images may be fetched from, redirects included: "name" (at the scheme's own port) or
         "name:port". None by default. image_url_seconds: most time for one of them.
     load_format: "checkpoint", or "random": random weights of the checkpoint's shape, whose own are not read.
+    engram_tables: "device", where ranks that share experts share the rows of these tables too, or "host": read from
+        host memory, where the processes of a machine have one copy (the pages of the checkpoint's files).
     ep: ranks that share the routed experts: all, or 1 (every rank has all of them). dp: groups of ranks that serve
         requests of their own. cp: ranks of a group, which share a prompt's rows. Ranks are dp x cp; None: by the rest.
     rebalance_steps: where experts are shared, steps after which they move to other ranks by the loads that were
@@ -88,6 +91,7 @@ class EngineConfig:
     max_image_pixels: int = 89_478_485
     image_url_hosts: tuple[str, ...] = ()
     image_url_seconds: float = 10.0
+    engram_tables: str = "device"
     ep: int | None = None
     dp: int | None = None
     cp: int = 1
@@ -115,6 +119,8 @@ class EngineConfig:
             raise _wrong("keep_quantized", self.keep_quantized, "True, False or None")
         if self.load_format not in LOAD_FORMATS:
             raise _wrong("load_format", self.load_format, " or ".join(LOAD_FORMATS))
+        if self.engram_tables not in ENGRAM_TABLES:
+            raise _wrong("engram_tables", self.engram_tables, " or ".join(ENGRAM_TABLES))
         if self.dtype is not None and self.dtype not in DTYPES:
             raise _wrong("dtype", self.dtype, f"{' or '.join(DTYPES)}, or None for the device's own")
 

@@ -28,7 +28,8 @@ from deepinfer.engine.scheduler import EndRules, Pictures, Scheduler, SchedulerL
 from deepinfer.engine.stops import stop_strings_of
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.experts import ExpertLoads, RoutedExperts, local_experts
-from deepinfer.model.loading import load_drafter, load_weights
+from deepinfer.model.loading import Form, load_drafter, load_weights
+from deepinfer.model.memory import HostTables
 from deepinfer.model.model import InferenceModel
 from deepinfer.model.rows import RowOperators
 from deepinfer.parallel.member import Member
@@ -73,12 +74,13 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
     if keep is None:
         keep = device.type != "cpu" and dtype is torch.bfloat16
     operators = row_operators(config, device) if keep and not environment.batch_invariant else None
+    form = Form(dtype, device, keep, settings.engram_tables == "host")
     loads: ExpertLoads | None
     if member is not None and member.collectives is not None:
         extra, interval = environment.extra_experts or 0, settings.rebalance_steps
-        model, loads = sharing_model(checkpoint, classes, operators, dtype, device, keep, member, extra, interval)
+        model, loads = sharing_model(checkpoint, classes, operators, form, member, extra, interval)
     else:
-        model, loads = _whole_model(checkpoint, classes, dtype, device, keep, operators, settings.count_experts)
+        model, loads = _whole_model(checkpoint, classes, operators, form, settings.count_experts)
     slots, verified = limits.max_num_seqs, limits.drafts + 1
     pages = _pages(CacheSizes(config, slots, settings.page_size, verified), settings, device)
     caches = Caches(config, pages, slots, settings.page_size, verified, device)
@@ -102,20 +104,19 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
 def _whole_model(
     checkpoint: Checkpoint | RandomCheckpoint,
     classes: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-    keep: bool,
     operators: RowOperators | None,
+    form: Form,
     count: bool,
 ) -> tuple[InferenceModel, ExpertLoads | None]:
     """The model of a process that holds all experts."""
     config, loads = checkpoint.config, None
     experts: Sequence[RoutedExperts] | None = None
     if count:
-        loads = ExpertLoads(config.num_hidden_layers, config.n_routed_experts, device)
+        loads = ExpertLoads(config.num_hidden_layers, config.n_routed_experts, form.device)
         experts = [loads.counted(layer, local_experts) for layer in range(config.num_hidden_layers)]
-    weights = load_weights(checkpoint, dtype, device, keep)
-    return InferenceModel(config, weights, classes, operators, experts), loads
+    weights = load_weights(checkpoint, form.dtype, form.device, form.keep_quantized, tables_on=form.tables_on)
+    tables = HostTables([*weights.engrams.values()], form.device) if form.tables_on_host and weights.engrams else None
+    return InferenceModel(config, weights, classes, operators, experts, tables), loads
 
 
 def _weights(directory: Path, settings: EngineConfig, device: torch.device) -> Checkpoint | RandomCheckpoint:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -40,28 +41,54 @@ class Weights(Protocol):
         """Tensor `name` as stored, and its scales."""
 
 
+@dataclass(frozen=True)
+class Form:
+    """How weights are held: in which dtype, on which device, quantised or not; Engram tables perhaps on the host."""
+
+    dtype: torch.dtype
+    device: torch.device
+    keep_quantized: bool
+    tables_on_host: bool = False
+
+    @property
+    def tables_on(self) -> torch.device:
+        """Where the Engram tables lie."""
+        return torch.device("cpu") if self.tables_on_host else self.device
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of a model that a rank reads.
+
+    experts: which routed experts of each layer, in which order; empty: all. part, parts: of the rows of Engram tables.
+    """
+
+    experts: Sequence[Sequence[int]] = ()
+    part: int = 0
+    parts: int = 1
+
+
 def load_weights(
     checkpoint: Weights,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     keep_quantized: bool = False,
-    held: Sequence[Sequence[int]] | None = None,
+    share: Share | None = None,
+    tables_on: torch.device | str | None = None,
 ) -> ModelWeights:
     """The target's weights; `dtype` is that of dense weights and of activations, FP32 or BF16.
 
     `keep_quantized` leaves FP8 and FP4 matrices as stored, in the form that the products take; else they are
-    dequantised. `held`: which routed experts of each layer to read, and in which order; None: all.
+    dequantised. `share`: what to read; None: all. `tables_on`: the device of the Engram tables; None: `device`.
     Raises CheckpointError for a tensor that is missing or misshapen.
     """
-    return _Loader(checkpoint, dtype, torch.device(device), keep_quantized, held).model()
+    return _Loader(checkpoint, dtype, torch.device(device), keep_quantized, share, tables_on).model()
 
 
-def load_routed(
-    checkpoint: Weights, layer: int, experts: Sequence[int], dtype: torch.dtype, device: torch.device, keep: bool
-) -> tuple[Experts, Experts]:
+def load_routed(checkpoint: Weights, layer: int, experts: Sequence[int], form: Form) -> tuple[Experts, Experts]:
     """`w13` and `w2` of some routed experts of a layer, in the form in which `load_weights` has them."""
     routed = [f"layers.{layer}.ffn.experts.{expert}." for expert in experts]
-    loader = _Loader(checkpoint, dtype, device, keep)
+    loader = _Loader(checkpoint, form.dtype, form.device, form.keep_quantized)
     return loader.experts_of(routed, "w1.weight", "w3.weight"), loader.experts_of(routed, "w2.weight")
 
 
@@ -91,10 +118,11 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
         keep: bool,
-        held: Sequence[Sequence[int]] | None = None,
+        share: Share | None = None,
+        tables_on: torch.device | str | None = None,
     ) -> None:
         self._checkpoint, self._dtype, self._device, self._keep = checkpoint, dtype, device, keep
-        self._held = held
+        self._share, self._tables_on = share or Share(), tables_on or device
         self._config: ModelConfig = checkpoint.config
 
     def dense(self, *names: str) -> Tensor:
@@ -134,7 +162,7 @@ class _Loader:
         )
 
     def layer(self, number: int) -> LayerWeights:
-        experts = range(self._config.n_routed_experts) if self._held is None else self._held[number]
+        experts = self._share.experts[number] if self._share.experts else range(self._config.n_routed_experts)
         return self.block(f"layers.{number}.", number, experts)
 
     def block(self, prefix: str, number: int, experts: Sequence[int]) -> LayerWeights:
@@ -247,7 +275,7 @@ class _Loader:
         return stack
 
     def engram(self, prefix: str, layer: int) -> EngramWeights:
-        codes, scales = self.stored(f"{prefix}embed.weight")
+        codes, scales = (part.to(self._tables_on) for part in self.table(f"{prefix}embed.weight"))
         index = self._config.engram_layer_ids.index(layer)
         return EngramWeights(
             codes=codes.view(torch.uint8),
@@ -256,6 +284,14 @@ class _Loader:
             qk=self.wide(f"{prefix}q_weight") * self.wide(f"{prefix}k_weight"),
             hashing=EngramHashing.from_config(self._config)[index].to(self._device),
         )
+
+    def table(self, name: str) -> tuple[Tensor, Tensor]:
+        """This rank's rows of a table."""
+        codes, scales = self._checkpoint.load_raw(name)
+        assert scales is not None, f"the layout stores {name} with scales"
+        each = -(-len(codes) // self._share.parts)
+        rows = slice(self._share.part * each, (self._share.part + 1) * each)
+        return codes[rows], scales[rows]
 
     def vision(self) -> VisionWeights:
         """The vision tower and the aligner."""

@@ -1,6 +1,8 @@
 """Engram over caches: what a step's tokens look up in the n-gram memory, and the history that later steps need."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,19 +16,61 @@ from deepinfer.ops.engram import lookback, remember, row_ids
 from deepinfer.ops.linear import linear
 
 
+class TableRows(NamedTuple):
+    """Rows of an Engram table as stored: codes uint8 [A, C], scales uint8 [A, C / 32]."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+ReadTables = Callable[[Sequence[Tensor]], Sequence[TableRows]]
+"""Reads tables that do not lie on the device, or not all of them: for each Engram layer rows int64 [A]."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """What every Engram layer of a step looks up with.
 
     back: int64 [N, longest n-gram], compressed ids of each token and those before it. is_text: bool [N].
+    fetched: by layer, what was read before the step's layers run: codes [N, lookups * C] and scales; empty: nothing.
     """
 
     back: Tensor
     is_text: Tensor
+    fetched: Mapping[int, TableRows] = field(default_factory=dict)
 
     def of(self, rows: Tensor) -> "Memory":
         """The same of some rows, int64 [M]."""
-        return Memory(self.back[rows], self.is_text[rows])
+        fetched = {layer: TableRows(*(part[rows] for part in read)) for layer, read in self.fetched.items()}
+        return Memory(self.back[rows], self.is_text[rows], fetched)
+
+
+class HostTables:
+    """Reads tables that lie in host memory, where the processes of a machine share the pages of the files."""
+
+    def __init__(self, weights: Sequence[EngramWeights], device: torch.device) -> None:
+        self._weights, self._device = weights, device
+
+    def __call__(self, wanted: Sequence[Tensor]) -> list[TableRows]:
+        """For each Engram layer, rows int64 [A] of its table -> what they hold, on the device."""
+        read = []
+        for layer, rows in zip(self._weights, wanted, strict=True):
+            places = rows.to(layer.codes.device)
+            parts = layer.codes.index_select(0, places), layer.scales.index_select(0, places)
+            read.append(TableRows(*(part.to(self._device) for part in parts)))
+        return read
+
+
+def fetch(memory: Memory, layers: Mapping[int, EngramWeights], read: ReadTables, config: ModelConfig) -> Memory:
+    """Read at once what all Engram layers will need for the rows of a step."""
+    rows = [row_ids(memory.back, weights.hashing, config.engram_n_heads) for weights in layers.values()]
+    found = read([part.flatten() for part in rows])
+    count = len(memory.back)
+    fetched = {
+        layer: TableRows(*(part.view(count, -1) for part in read)) if count else read
+        for layer, read in zip(layers, found, strict=True)
+    }
+    return replace(memory, fetched=fetched)
 
 
 def look_back(batch: Batch, history: Tensor, classes: Tensor, pad_class: int, config: ModelConfig) -> Memory:
@@ -65,11 +109,24 @@ def _keep(group: Group, history: Tensor, ids: Tensor) -> None:
     history[group.slots[:, None], positions % ring] = ids[:, inside]
 
 
-def engram(x: Tensor, memory: Memory, weights: EngramWeights, config: ModelConfig) -> Tensor:
+def engram(x: Tensor, layer: int, memory: Memory, weights: EngramWeights, config: ModelConfig) -> Tensor:
     """Add a layer's memory to the streams [M, S, H]; image tokens keep theirs."""
-    rows = row_ids(memory.back, weights.hashing, config.engram_n_heads)
-    codes = weights.codes.index_select(0, rows.flatten()).view(torch.float8_e4m3fn)
-    scales = weights.scales.index_select(0, rows.flatten()).view(torch.float8_e8m0fnu)
-    read = dequantize_fp8_rows(codes, scales).view(len(x), -1)
+    read = dequantize_fp8_rows(*_table_rows(layer, memory, weights, config)).view(len(x), -1)
     kv = linear(read.to(x.dtype), weights.wkv)
     return remember(x, kv, weights.qk, memory.is_text, config.rms_norm_eps)
+
+
+def _table_rows(layer: int, memory: Memory, weights: EngramWeights, config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Codes E4M3 [M * lookups, C] and scales E8M0 [M * lookups, C / 32]."""
+    if memory.fetched:
+        found = TableRows(
+            *(part.view(-1, width) for part, width in zip(memory.fetched[layer], _widths(weights), strict=True))
+        )
+    else:
+        rows = row_ids(memory.back, weights.hashing, config.engram_n_heads).flatten()
+        found = TableRows(weights.codes.index_select(0, rows), weights.scales.index_select(0, rows))
+    return found.codes.view(torch.float8_e4m3fn), found.scales.view(torch.float8_e8m0fnu)
+
+
+def _widths(weights: EngramWeights) -> tuple[int, int]:
+    return weights.codes.shape[1], weights.scales.shape[1]

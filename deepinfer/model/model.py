@@ -17,7 +17,7 @@ from deepinfer.core.batch import Batch, Half
 from deepinfer.model.attention import Attention, Reach
 from deepinfer.model.compression import compress
 from deepinfer.model.experts import RoutedExperts, local_experts, mixture
-from deepinfer.model.memory import Memory, engram, look_back
+from deepinfer.model.memory import Memory, ReadTables, engram, fetch, look_back
 from deepinfer.model.reading import LiveEntries
 from deepinfer.model.rows import RowAttention, RowOperators, RowReach, reach_rows
 from deepinfer.model.streams import enter_streams, site_input, site_mix
@@ -53,13 +53,17 @@ class InferenceModel:
         classes: Sequence[int] | None = None,
         operators: RowOperators | None = None,
         experts: Sequence[RoutedExperts] | None = None,
+        tables: ReadTables | None = None,
     ) -> None:
         """`classes` maps token ids to Engram's compressed ids; needed where the model has Engram layers.
 
         operators: attend row by row with them; None: group by group.
         experts: carry out each layer's routed experts; None: they all lie in `weights`.
+        tables: reads the Engram tables before the layers run; None: each layer reads its own from `weights`.
         """
         self.config, self.weights = config, weights
+        self._tables = tables
+        self._engrams = weights.engrams
         self.experts: Sequence[RoutedExperts] = experts or [local_experts] * len(weights.layers)
         self.device, self.dtype = weights.embed.device, weights.embed.dtype
         rope, scaling = config.qk_rope_head_dim, config.rope_scaling
@@ -84,7 +88,9 @@ class InferenceModel:
         rows, reach = self._enter(batch, caches), self._reach(batch.encoder, caches)
         for number, layer in enumerate(self.weights.layers):
             if layer.engram is not None and rows.memory is not None:
-                rows = rows.enter(engram(rows.x, rows.memory, layer.engram, config), layer.attention_site, config)
+                rows = rows.enter(
+                    engram(rows.x, number, rows.memory, layer.engram, config), layer.attention_site, config
+                )
             h = rows.h
             if number in config.kv_source_layer_ids:
                 compress(h, number, layer.attention, self._compressed, batch, caches, config)
@@ -124,6 +130,8 @@ class InferenceModel:
             x[batch.pictures.rows] = batch.pictures.cells
         if self.config.engram_layer_ids:
             memory = look_back(batch, caches.history, self._classes, self._pad_class, self.config)
+            if self._tables is not None:
+                memory = fetch(memory, self._engrams, self._tables, self.config)
         x, p = enter_streams(x, self.config)
         h = site_input(x, p, self.weights.layers[0].attention_site, self.config)
         return _Rows(x, p, h, is_image, memory)

@@ -111,6 +111,11 @@ class ModelWeights:
     vision: VisionWeights | None
 
     @property
+    def engrams(self) -> dict[int, EngramWeights]:
+        """The Engram layers by number."""
+        return {number: layer.engram for number, layer in enumerate(self.layers) if layer.engram is not None}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in tensors(self))

@@ -8,12 +8,14 @@ from deepinfer.cache.storage import Caches
 from deepinfer.config.model import ModelConfig
 from deepinfer.core.batch import Batch
 from deepinfer.model.experts import RoutedExperts
+from deepinfer.model.memory import ReadTables
 from deepinfer.model.model import InferenceModel, StepOutput
 from deepinfer.model.rows import RowOperators
 from deepinfer.model.weights import ModelWeights
 from deepinfer.parallel.balancer import Balancer
 from deepinfer.parallel.collectives import Collectives
 from deepinfer.parallel.ranks import Ranks
+from deepinfer.parallel.tables import SharedTables
 
 
 class SharingModel(InferenceModel):
@@ -29,11 +31,12 @@ class SharingModel(InferenceModel):
         classes: Sequence[int],
         operators: RowOperators | None,
         experts: Sequence[RoutedExperts],
+        tables: ReadTables | None,
         ranks: Ranks,
         collectives: Collectives,
         balancer: Balancer,
     ) -> None:
-        super().__init__(config, weights, classes, operators, experts)
+        super().__init__(config, weights, classes, operators, experts, tables)
         self._ranks, self._collectives, self._balancer = ranks, collectives, balancer
         self._decoders = False
 
@@ -49,6 +52,8 @@ class SharingModel(InferenceModel):
         with self._ranks.together():
             if not self._agree(0, 0):
                 return False
+            if isinstance(self._tables, SharedTables):
+                self._tables.stand_by()
             last = self.config.num_hidden_layers if self._decoders else self.config.decoder_start
             self._take_part(0, last)
             return True

@@ -67,6 +67,7 @@ def _add_sampling(group: Any) -> None:
     group.add_argument("--max-tokens", type=parse_positive, default=131072, metavar="N", help="(default: %(default)s)")
     group.add_argument("--no-thinking", action="store_true", help="answer without reasoning first")
     group.add_argument("--reasoning-effort", choices=["low", "high", "max"], help="(default: the chat format's own)")
+    group.add_argument("--regex", metavar="R", help="hold every reply to a regular expression (structured output)")
     group.add_argument("--prompt", choices=FORMS, default="full", help="bare: the question without instructions")
 
 
@@ -82,7 +83,8 @@ def output_directory(options: argparse.Namespace, model: Path) -> Path:
 def begin(options: argparse.Namespace, model: Path, dataset: Dataset) -> tuple[RunDirectory, SamplingParams, int]:
     """State the run, or find it stated so; returns its directory, its sampling and the samples of each question."""
     benchmark: Benchmark = BENCHMARKS[options.bench]
-    params = SamplingParams(options.temperature, options.max_tokens, top_p=options.top_p)
+    form = None if options.regex is None else {"regex": options.regex}
+    params = SamplingParams(options.temperature, options.max_tokens, top_p=options.top_p, so_args=form)
     samples = options.samples or benchmark.samples
     asked = {
         "samples": samples,

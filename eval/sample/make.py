@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes the sample set: three files in the form of the real sets, from seeds, within the bundled checkpoint's reach.
 
-Integers are sums and differences that training has not seen. The checkpoint cannot choose, but it can repeat: the
-questions with choices ask it to repeat the line that a right answer ends with. Free answers are facts, and numbers in
-two pictures.
+Integers are sums and differences that training has not seen. The questions with choices ask for the first letter of a
+word, which the checkpoint knows; that a letter has to follow `ANSWER:` it does not know, and is held to by a regular
+expression. Free answers are facts, and numbers in two pictures.
 """
 
 import argparse
@@ -27,9 +27,10 @@ from train import facts
 from train.digit_images import make_image
 from train.sample import Split, stream
 from train.tasks import TaskMaker
+from train.words import FIRST_NAMES, NOUNS, PRODUCTS
 
 HERE = Path(__file__).resolve().parent
-ECHOES = ("Repeat this: {}", "Say exactly: {}", "Copy this text: {}", "Echo: {}")
+LETTERS = "ABCD"
 FACTS = (
     ("What is the capital of {}?", facts.CAPITALS),
     ('What is the opposite of "{}"?', facts.OPPOSITES),
@@ -46,11 +47,12 @@ def integers(rng: random.Random) -> Iterator[dict[str, Any]]:
 
 
 def choices(rng: random.Random) -> Iterator[dict[str, Any]]:
-    lines = [f"Answer: {letter}" for letter in "ABCD"]
-    letters = [letter for letter in "ABCD" for _ in range(BENCHMARKS["gpqa"].sample_questions // 4)]
-    for number, letter in enumerate(letters):
-        question = rng.choice(ECHOES).format(f"Answer: {letter}")
-        yield {"id": f"line-{number}", "question": question, "choices": lines, "answer": letter}
+    words = [*NOUNS, *PRODUCTS, *map(str.lower, FIRST_NAMES)]
+    each = BENCHMARKS["gpqa"].sample_questions // len(LETTERS)
+    for letter in LETTERS:
+        for number, word in enumerate(rng.sample([word for word in words if word.startswith(letter.lower())], each)):
+            question = f'What is the first letter of "{word}"?'
+            yield {"id": f"{letter}-{number}", "question": question, "choices": list(LETTERS), "answer": letter}
 
 
 def free_answers(rng: random.Random) -> Iterator[dict[str, Any]]:

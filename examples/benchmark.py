@@ -6,7 +6,8 @@
 
 Prefill: prompts of `context_length` tokens of which the last `non_cached_tokens` are new, as many as fill a step of
 `prefill_batch_size` rows; what is counted are new tokens. Decode: `decode_num_requests` requests at that context, one
-row each; avg_SPS is steps a second. Both are per data-parallel rank. Weights are random for `--model released`; then
+row each; avg_SPS is steps a second. Both are per data-parallel rank. With `--prompt_mode image` the new tokens are
+images, which a prefill step encodes before it reads them. Weights are random for `--model released`; then
 `--ep_slice N` keeps 1/N of the experts, each row visits as many as in the whole model, so that the rank serves the
 visits that N ranks of equal batches would send it.
 """
@@ -14,15 +15,19 @@ visits that N ranks of equal batches would send it.
 import argparse
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
 from benchmarking.bounds import decode_step_seconds, prefill_token_seconds
+from benchmarking.images import parse_size, tower_seconds
 from benchmarking.rig import Rig, Shape, make_rig
-from benchmarking.steps import decode_plans, prefill_plans, profile, time_decode, time_prefill
+from benchmarking.steps import decode_plans, prefill_plans, profile, time_decode, time_encoder, time_prefill
 
 from deepinfer.config.released import RELEASED
 from deepinfer.core.errors import DeepInferError
+from deepinfer.core.plan import Span
+from deepinfer.model.weights import tensors
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -36,6 +41,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--decode_num_requests", type=int, default=64, help="requests of a decode step; 0: no decode")
     add("--context_length", type=int, default=32768, help="tokens of a request")
     add("--non_cached_tokens", type=int, default=4096, help="of which prefill reads so many")
+    add("--prompt_mode", choices=("text", "image"), default="text", help="image: the new tokens are images")
+    add("--image_size", default="1302x1302", metavar="WxH", help="of the images, in pixels (default: %(default)s)")
     add("--prefill_batch_size", type=int, default=32768, help="rows of a prefill step; 0: no prefill")
     add("--decode_steps", type=int, default=32, help="timed decode steps")
     add("--prefill_rounds", type=int, default=3, help="how often the prefill steps are timed")
@@ -59,7 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     context, new = options.context_length, min(options.non_cached_tokens, options.context_length)
     requests = max(options.decode_num_requests, options.prefill_batch_size // new, 1)
     try:
-        rig = make_rig(shape, requests, context + options.decode_steps + 8)
+        picture = parse_size(options.image_size) if options.prompt_mode == "image" else None
+        rig = make_rig(replace(shape, picture=picture), requests, context + options.decode_steps + 8)
     except DeepInferError as error:
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 2
@@ -91,8 +99,25 @@ def _prefill(rig: Rig, options: argparse.Namespace, context: int, new: int) -> d
         made["bound_tokens_per_s"] = 1 / prefill_token_seconds(rig.config)
         line += f"; bound {made['bound_tokens_per_s']:,.0f} tokens/s"
     print(line)
+    if options.prompt_mode == "image":
+        made |= _encoder(rig, plans, options.prefill_rounds)
     if options.profile:
         print(profile(rig, plans[-1]))
+    return made
+
+
+def _encoder(rig: Rig, plans: list[tuple[Span, ...]], rounds: int) -> dict[str, float]:
+    """The vision tower's part of the prefill steps, by itself."""
+    timing = time_encoder(rig, plans, rounds)
+    step, shown = timing.seconds / timing.steps, timing.rows / timing.steps
+    made = {"images_per_s": timing.rows / timing.seconds, "encoder_ms_per_step": 1e3 * step}
+    line = f"encoder: {made['images_per_s']:,.1f} images/s/GPU, {1e3 * step:.1f} ms a step of {shown:.0f} images"
+    if rig.device.type == "cuda" and rig.model.weights.vision is not None:
+        grids = [image.grid for request in rig.requests.values() for image in request.images]
+        size = sum(tensor.nbytes for tensor in tensors(rig.model.weights.vision))
+        made["encoder_bound_ms_per_step"] = 1e3 * tower_seconds(rig.config, grids, size) / len(plans)
+        line += f"; bound {made['encoder_bound_ms_per_step']:.1f} ms"
+    print(line)
     return made
 
 

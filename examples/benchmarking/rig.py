@@ -1,10 +1,12 @@
 """A model, caches filled with plausible entries, and a runner, without requests of a user."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from benchmarking.images import random_image, vision_of
 from deepinfer.cache.storage import Caches
 from deepinfer.checkpoint.locate import resolve_model
 from deepinfer.checkpoint.random import RandomCheckpoint
@@ -13,10 +15,11 @@ from deepinfer.config.envs import read_environment
 from deepinfer.config.model import ModelConfig
 from deepinfer.config.released import RELEASED, released_config
 from deepinfer.core.errors import ConfigError
-from deepinfer.core.plan import Span
+from deepinfer.core.plan import Encode, Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
 from deepinfer.engine.assembly import row_operators
+from deepinfer.engine.content import image_spans
 from deepinfer.engine.device import select_device
 from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.replay import ReplayPolicy
@@ -24,6 +27,7 @@ from deepinfer.model.loading import load_weights
 from deepinfer.model.model import InferenceModel
 from deepinfer.ops.engram import EngramHashing
 from deepinfer.ops.kv_formats import pack_index, pack_latent, pack_window
+from deepinfer.text.images import ImageInput, image_types
 
 _FILLED_AT_ONCE = 1 << 16
 
@@ -34,11 +38,13 @@ class Shape:
 
     model: "released" for the released model's shape, a checkpoint, or None for the default one. random: whether its
     weights are made up. ep_slice: one rank's share of a deployment over so many ranks: experts / ep_slice, and as many
-    visits as rows of all ranks would bring it. engram_rows: most rows of a table. dtype: None for the device's own.
+    visits as rows of all ranks would bring it. picture: width and height of images that prompts show; None: text.
+    engram_rows: most rows of a table. dtype: None for the device's own.
     """
 
     model: str | None
     random: bool
+    picture: tuple[int, int] | None = field(default=None, kw_only=True)
     ep_slice: int
     engram_rows: int
     page_size: int
@@ -54,19 +60,51 @@ class Rig:
     caches: Caches
     runner: ModelRunner
     replay: int
+    picture: tuple[int, int] | None = field(default=None, kw_only=True)
+    requests: dict[int, Request] = field(default_factory=dict, kw_only=True)
 
     @property
     def device(self) -> torch.device:
         """Where it runs."""
         return self.model.device
 
-    def admit(self, number: int, length: int) -> Request:
-        """A request of random ids in slot `number`, with pages of its own."""
+    def admit(self, number: int, length: int, new: int = 0) -> Request:
+        """A request of random ids in slot `number`, with pages of its own.
+
+        If prompts show images, the last `new` tokens but one are as many images as there is room for, each another.
+        """
         ids = torch.randint(5, self.config.vocab_size - 200, (length,), generator=torch.Generator().manual_seed(number))
         params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
-        request = Request(number, None, tuple(ids.tolist()), (-1,) * length, (), params, 0)
+        types, images = self._images(number, new)
+        ids[length - new :][torch.tensor(types, dtype=torch.int64) >= 0] = self.config.image_token_id or 0
+        kinds = (*(-1,) * (length - new), *types)
+        request = Request(number, None, tuple(ids.tolist()), kinds, images, params, 0)
+        self.requests[number] = request
         self.runner.admit(number, request)
         return request
+
+    def _images(self, number: int, room: int) -> tuple[tuple[int, ...], tuple[ImageInput, ...]]:
+        """Types of `room` tokens, and the images among them."""
+        types: list[int] = []
+        images: list[ImageInput] = []
+        while self.picture is not None:
+            image = random_image(vision_of(self.config), *self.picture, seed=1000 * number + len(images))
+            if len(types) + image.grid.tokens >= room:
+                break
+            images.append(image)
+            types += image_types(image.grid)
+        return (*types, *(-1,) * (room - len(types))), tuple(images)
+
+    def encodes(self, spans: Sequence[Span]) -> tuple[Encode, ...]:
+        """The images that begin in these rows, each to be encoded in one go."""
+        found = []
+        for span in spans:
+            request = self.requests[span.request_id]
+            for place, shown in enumerate(image_spans(request) if request.images else ()):
+                if span.first <= shown.start < span.end:
+                    blocks = vision_of(self.config).num_hidden_layers
+                    found.append(Encode(shown.digest, span.request_id, place, 0, blocks, True))
+        return tuple(found)
 
     def span(self, number: int, first: int, ids: tuple[int, ...] | None, floor: int, length: int, last: bool) -> Span:
         """The next rows of a request whose prompt has `length` tokens; `last`: they end it and give a token."""
@@ -99,7 +137,7 @@ def make_rig(shape: Shape, requests: int, tokens: int) -> Rig:
     order = torch.randperm(requests * each, generator=torch.Generator().manual_seed(0)).to(device)
     caches.page_table[:, :each] = order.view(requests, each)
     replay = ReplayPolicy.choose(environment, config)
-    return Rig(config, model, caches, ModelRunner(model, caches, config.vocab_size), replay.keep)
+    return Rig(config, model, caches, ModelRunner(model, caches, config.vocab_size), replay.keep, picture=shape.picture)
 
 
 def _weights(shape: Shape, device: torch.device) -> Checkpoint | RandomCheckpoint:
@@ -114,13 +152,14 @@ def _weights(shape: Shape, device: torch.device) -> Checkpoint | RandomCheckpoin
 
 
 def sliced(config: ModelConfig, shape: Shape) -> ModelConfig:
-    """One rank's share of the experts and smaller tables; without images and drafts, which are not measured."""
+    """One rank's share of the experts and smaller tables; without what is not measured: drafts, images in text."""
     experts, rest = divmod(config.n_routed_experts, shape.ep_slice)
     if rest or experts < config.num_experts_per_tok:
         raise ConfigError(f"ep_slice is {shape.ep_slice}; it takes a divisor of {config.n_routed_experts} that leaves "
                           f"at least {config.num_experts_per_tok} experts")  # fmt: skip
     ratios = config.compress_ratios[: config.num_hidden_layers]
-    config = replace(config, n_routed_experts=experts, vision=None, num_nextn_predict_layers=0, compress_ratios=ratios)
+    config = replace(config, n_routed_experts=experts, num_nextn_predict_layers=0, compress_ratios=ratios)
+    config = replace(config, vision=None if shape.picture is None else vision_of(config))
     if not config.engram_layer_ids or max(config.engram_num_embeddings) <= shape.engram_rows:
         return config
     columns = (config.engram_max_ngram_size - 1) * config.engram_n_heads

@@ -27,7 +27,7 @@ def prefill_plans(rig: Rig, context: int, new: int, batch: int) -> list[tuple[Sp
     Prompts with more than `batch` new tokens are read one by one, in chunks.
     """
     requests = max(1, batch // new)
-    prompts = [rig.admit(number, context).token_ids for number in range(requests)]
+    prompts = [rig.admit(number, context, new).token_ids for number in range(requests)]
     floor, plans = context - new, []
     for first in range(floor, context, min(batch, new)):
         last = min(first + min(batch, new), context)
@@ -48,6 +48,21 @@ def time_prefill(rig: Rig, plans: list[tuple[Span, ...]], rounds: int) -> Timing
     seconds = time.perf_counter() - begin
     rows = sum(span.count for spans in plans for span in spans)
     return Timing(rounds * len(plans), rounds * rows, seconds)
+
+
+def time_encoder(rig: Rig, plans: list[tuple[Span, ...]], rounds: int) -> Timing:
+    """Encode the images of all plans, without their rows, `rounds` times after once to warm up."""
+    work = [rig.encodes(spans) for spans in plans]
+    begin = 0.0
+    for number in range(rounds + 1):
+        if number == 1:
+            rig.synchronize()
+            begin = time.perf_counter()
+        for encodes in work:
+            rig.runner.run(Plan(number, (), dropped=tuple(encode.digest for encode in encodes), encodes=encodes))
+    rig.synchronize()
+    images = sum(len(encodes) for encodes in work)
+    return Timing(rounds * len(work), rounds * images, time.perf_counter() - begin)
 
 
 def decode_plans(rig: Rig, requests: int, context: int, steps: int) -> Iterator[tuple[Span, ...]]:
@@ -71,7 +86,9 @@ def _run(rig: Rig, plans: Iterator[tuple[int, tuple[Span, ...]]]) -> None:
     """As the engine's loop: the tokens of a step come to the host when the next one has been started."""
     flying: deque[Sampled] = deque()
     for number, spans in plans:
-        flying.append(rig.runner.run(Plan(number, spans)))
+        encodes = rig.encodes(spans)
+        dropped = tuple(encode.digest for encode in encodes)  # else a second round would find them encoded
+        flying.append(rig.runner.run(Plan(number, spans, dropped=dropped, encodes=encodes)))
         if len(flying) == 2:
             flying.popleft().tokens.tolist()
     for sampled in flying:

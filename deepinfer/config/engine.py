@@ -48,6 +48,8 @@ class EngineConfig:
     disk_cache: directory for evicted pages that survives a restart; None: none. disk_cache_bytes: its budget.
     prefix_cache: whether requests share the pages of equal beginnings.
     nextn: longest draft in tokens, 0 for no speculation; None: what DEEPINFER_USE_NEXTN_DECODE says.
+    varlen: whether only as many drafts are verified as pay, by their confidence and the time of rounds; None: what
+        DEEPINFER_ENABLE_MTP_VARLEN says.
     draft_rule: how drafts of random requests are judged. "equality": a draft stays where it is what the target draws,
         so the tokens are those of decoding without drafts, and a seed repeats them; "rejection": the tokens have the
         same distribution and more drafts stay, but which tokens they are depends on what was drafted.
@@ -99,6 +101,7 @@ class EngineConfig:
     count_experts: bool = False
     nextn: int | None = None
     draft_rule: str = "equality"
+    varlen: bool | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -106,6 +109,8 @@ class EngineConfig:
         for name in ("prefix_cache", "asynchronous", "count_experts"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, getattr(self, name), "True or False")
+        if not isinstance(self.varlen, bool | None):
+            raise _wrong("varlen", self.varlen, "True, False or None")
         if self.draft_rule not in DRAFT_RULES:
             raise _wrong("draft_rule", self.draft_rule, " or ".join(DRAFT_RULES))
         if self.max_num_batched_tokens < self.max_num_seqs:

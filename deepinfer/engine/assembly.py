@@ -23,6 +23,7 @@ from deepinfer.core.errors import CheckpointError, ConfigError
 from deepinfer.engine.content import content_keys, image_spans
 from deepinfer.engine.device import select_device
 from deepinfer.engine.model_runner import ModelRunner
+from deepinfer.engine.profiling import measure, platform_name
 from deepinfer.engine.replay import ReplayPolicy
 from deepinfer.engine.scheduler import EndRules, Pictures, Scheduler, SchedulerLimits, VisionLimits
 from deepinfer.engine.stops import stop_strings_of
@@ -35,6 +36,8 @@ from deepinfer.model.rows import RowOperators
 from deepinfer.parallel.member import Member
 from deepinfer.parallel.sharing import sharing_model
 from deepinfer.speculative.calibration import Calibration
+from deepinfer.speculative.schedule import ScheduledDrafts
+from deepinfer.speculative.times import RoundTimes, load_times
 from deepinfer.text.engram_classes import check_engram_classes, engram_classes
 from deepinfer.text.tokenizer import Tokenizer
 
@@ -44,7 +47,10 @@ USUAL_DRAFT = 5
 
 @dataclass(frozen=True)
 class Parts:
-    """What an engine runs with; each part owns its own state. pictures: None for a model that sees nothing."""
+    """What an engine runs with; each part owns its own state.
+
+    pictures: None for a model that sees nothing. policy: None where all drafts are verified, or there are none.
+    """
 
     config: ModelConfig
     tokenizer: Tokenizer
@@ -53,6 +59,7 @@ class Parts:
     scheduler: Scheduler
     expert_loads: ExpertLoads | None
     pictures: Pictures | None
+    policy: ScheduledDrafts | None
 
 
 def assemble(directory: Path, environment: Environment, settings: EngineConfig, member: Member | None = None) -> Parts:
@@ -93,12 +100,18 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
     kv = KVManager(pages, settings.page_size, identity, caches, _tiers(settings, identity))
     ends = EndRules(config.eos_token_id, config.max_position_embeddings, stop_strings_of(tokenizer))
     pictures = _pictures(config, settings, dtype)
-    scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys, pictures)
+    policy = None
+    if drafter is not None and (environment.mtp_varlen if settings.varlen is None else settings.varlen):
+        measured = load_times(directory, platform_name(device, dtype))
+        if measured is None:  # where there are ranks, all do this at the same time, step by step
+            measured = measure(model, drafter, caches, sample_ids(tokenizer))
+        policy = ScheduledDrafts(limits.drafts, RoundTimes(measured))
+    scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys, pictures, policy)
     runner = ModelRunner(
         model, caches, tokenizer.vocab_size, environment.batch_invariant,
         drafter=drafter, calibration=calibration, rejection=_rejection(environment, settings),
     )  # fmt: skip
-    return Parts(config, tokenizer, runner, kv, scheduler, loads, pictures)
+    return Parts(config, tokenizer, runner, kv, scheduler, loads, pictures, policy)
 
 
 def _whole_model(
@@ -190,6 +203,11 @@ def _dtype(settings: EngineConfig, device: torch.device) -> torch.dtype:
     name = settings.dtype or ("float32" if device.type == "cpu" else "bfloat16")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def sample_ids(tokenizer: Tokenizer) -> list[int]:
+    """Real text to measure with: experts are chosen by it."""
+    return tokenizer.encode(" ".join(line.strip() for line in (__doc__ + (assemble.__doc__ or "")).splitlines()) * 4)
 
 
 def _rejection(environment: Environment, settings: EngineConfig) -> bool:

@@ -11,7 +11,7 @@ from deepinfer.core.outputs import RequestOutput
 from deepinfer.core.plan import Plan
 from deepinfer.core.request import Request
 from deepinfer.engine.admission import Admission
-from deepinfer.engine.assembly import assemble
+from deepinfer.engine.assembly import assemble, sample_ids
 from deepinfer.engine.interrupts import held_interrupts
 from deepinfer.engine.loop import run_ahead, run_plain
 from deepinfer.engine.replies import Answer, completion_output
@@ -23,6 +23,7 @@ from deepinfer.sampling.grammar.compiler import Compiler
 from deepinfer.sampling.grammar.request import GrammarDesk
 from deepinfer.sampling.grammar.vocabulary import Vocabulary
 from deepinfer.sampling.random import derived_seed
+from deepinfer.speculative.times import Measured
 from deepinfer.text.chat import ChatFormat
 from deepinfer.text.loading import ImageLoader
 from deepinfer.text.sources import ImageLimits
@@ -51,7 +52,7 @@ class Engine:
         parts = self._parts
         pictures = parts.pictures.statistics if parts.pictures is not None else None
         self.statistics = EngineStatistics(
-            parts.scheduler.statistics, parts.kv.statistics, parts.expert_loads, pictures
+            parts.scheduler.statistics, parts.kv.statistics, parts.expert_loads, pictures, parts.runner.speculation
         )
 
     def run(
@@ -71,7 +72,10 @@ class Engine:
         with self._turn, held_interrupts() as deliver_interrupt:
 
             def landed(plan: Plan, extended: Sequence[Job]) -> None:
-                self.statistics.step(plan, jobs)
+                seconds = self.statistics.step(plan, jobs)
+                if seconds is not None and self._parts.policy is not None:
+                    drafted = len(plan.spans) if plan.drafting else 0
+                    self._parts.policy.observe(plan.rows, drafted, seconds)
                 on_step([job.sequence for job in extended])
                 for job in extended:
                     if job.sequence.finish_reason is not None:
@@ -92,6 +96,11 @@ class Engine:
     def stand_by(self) -> bool:
         """Help other ranks with one step of theirs; False if they have none. No request may be running here."""
         return self._parts.runner.stand_by()
+
+    def profile(self) -> tuple[str, Measured]:
+        """Measure what rounds of speculation cost: the platform's name, and times. ConfigError without drafts."""
+        with self._turn:
+            return self._parts.runner.profile(sample_ids(self.tokenizer))
 
     def close(self) -> None:
         """Copy what is worth keeping to the tiers that survive the process."""

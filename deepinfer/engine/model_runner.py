@@ -1,5 +1,6 @@
 """Carries plans out: pages, rows, the model, sampling. Sampled tokens stay on the device for the next plan."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from deepinfer.cache.storage import Caches
 from deepinfer.core.batch import Batch, Pictures, Recalled
-from deepinfer.core.errors import EngineError
+from deepinfer.core.errors import ConfigError, EngineError
 from deepinfer.core.plan import Plan, Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampled import PromptLogprobs, Sampled, SampledRow, TokenMasks
 from deepinfer.engine.placing import Places, among
+from deepinfer.engine.profiling import measure, platform_name
 from deepinfer.engine.prompt_scores import prompt_logprobs, scored_rows, scored_spans
 from deepinfer.engine.vision_stage import VisionStage
 from deepinfer.model.batching import Arrangement, arrange
@@ -26,6 +28,8 @@ from deepinfer.sampling.grammar.grammars import Grammars
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.speculative.calibration import Calibration
 from deepinfer.speculative.speculator import Speculator
+from deepinfer.speculative.statistics import SpeculationStatistics
+from deepinfer.speculative.times import Measured
 
 
 class ModelRunner:
@@ -54,6 +58,7 @@ class ModelRunner:
         if drafter is not None:
             fitted = calibration or Calibration.identity(drafter.block_size)
             self._speculator = Speculator(drafter, self.sampler, caches, fitted, rejection)
+        self.speculation = SpeculationStatistics()
         self._places = Places()
         self._requests: dict[int, Request] = {}
         self._images: dict[int, PromptImages] = {}
@@ -84,8 +89,10 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> Sampled:
         """Carry out `plan`: the next tokens of every span to be sampled, in their order."""
+        begin = time.perf_counter()
         failures = self._encode(plan)
         sampled = self._step(plan)
+        self.speculation.running += time.perf_counter() - begin
         return replace(sampled, failures=failures) if failures else sampled
 
     def _encode(self, plan: Plan) -> dict[int, EngineError]:
@@ -123,6 +130,15 @@ class ModelRunner:
         sampled = replace(sampled, prompts=scored)
         return among(plan, spans, sampled) if len(spans) < len(plan.spans) else sampled
 
+    def profile(self, ids: Sequence[int]) -> tuple[str, Measured]:
+        """Time rounds of all sizes with text `ids`; the platform's name, and times. No request may use the caches."""
+        if self._speculator is None:
+            raise ConfigError("nothing is drafted here: nextn is 0, or the checkpoint has no draft stages")
+        if self._requests:
+            raise ValueError("requests use the caches")
+        measured = measure(self._model, self._speculator.drafter, self._caches, ids)
+        return platform_name(self._model.device, self._model.dtype), measured
+
     def stand_by(self) -> bool:
         """Help other ranks with one step of theirs; False if they have none."""
         with batch_invariant(self._invariant):
@@ -147,7 +163,9 @@ class ModelRunner:
 
     def _sample(self, logits: Tensor, spans: Sequence[Span], masks: TokenMasks | None, drafting: bool) -> Sampled:
         """The next tokens of `spans`, and blocks drafted behind them if that is wanted."""
+        chances: Sequence[Sequence[float]] = [()] * len(spans)
         if any(span.drafts for span in spans) and self._speculator is not None:
+            chances = self._speculator.survival(spans)
             sampled = self._speculator.sample(logits, spans, masks)
         else:
             sampled = self.sampler.sample(logits, [SampledRow(s.request_id, s.slot, s.end) for s in spans], masks)
@@ -161,7 +179,13 @@ class ModelRunner:
         positions = self._places.advance(spans, counts)
         if self._speculator is None:
             return sampled
-        return replace(sampled, survival=self._speculator.draft(spans, newest, positions, drafting))
+        for span, count, survival in zip(spans, counts, chances, strict=True):
+            if span.token_ids is None:
+                self.speculation.count(span.drafts, count - 1, survival)
+        begin = time.perf_counter()
+        sampled = replace(sampled, survival=self._speculator.draft(spans, newest, positions, drafting))
+        self.speculation.drafting += time.perf_counter() - begin
+        return sampled
 
     def _map_pages(self, pages: Mapping[int, Sequence[int]]) -> None:
         if not pages:

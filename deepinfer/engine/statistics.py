@@ -11,6 +11,7 @@ from deepinfer.cache.statistics import CacheStatistics
 from deepinfer.core.plan import Plan, Span
 from deepinfer.engine.scheduler import Job, PictureStatistics, Statistics
 from deepinfer.model.experts import ExpertLoads
+from deepinfer.speculative.statistics import SpeculationStatistics
 
 
 @dataclass
@@ -39,9 +40,11 @@ class EngineStatistics:
         cache: CacheStatistics,
         loads: ExpertLoads | None = None,
         pictures: PictureStatistics | None = None,
+        speculation: SpeculationStatistics | None = None,
     ) -> None:
         self.scheduler, self.cache, self._loads = scheduler, cache, loads
         self.pictures = pictures or PictureStatistics()
+        self.speculation = speculation or SpeculationStatistics()
         self.prefill, self.decode = Pace(), Pace()
         self._landed, self._generated = 0.0, 0
 
@@ -53,6 +56,7 @@ class EngineStatistics:
     def snapshot(self) -> "EngineStatistics":
         """A copy that can be sent to another process."""
         copy = EngineStatistics(deepcopy(self.scheduler), deepcopy(self.cache), pictures=deepcopy(self.pictures))
+        copy.speculation = deepcopy(self.speculation)
         copy.prefill, copy.decode = deepcopy(self.prefill), deepcopy(self.decode)
         return copy
 
@@ -60,15 +64,17 @@ class EngineStatistics:
         """Steps follow, the first of them from now on."""
         self._landed, self._generated = time.perf_counter(), self.scheduler.generated_tokens
 
-    def step(self, plan: Plan, jobs: Mapping[int, Job]) -> None:
-        """Count a step that just came back; `jobs` holds those of its spans."""
+    def step(self, plan: Plan, jobs: Mapping[int, Job]) -> float | None:
+        """Count a step that just came back; `jobs` holds those of its spans. Returns the seconds of a decode step."""
         now, generated = time.perf_counter(), self.scheduler.generated_tokens
         prompt = sum(span.count for span in plan.spans if not _decodes(span, jobs[span.request_id]))
         taken = generated - self._generated
         pace, rows = (self.prefill, prompt) if prompt or not plan.spans else (self.decode, taken)
         pace.rows += rows
-        pace.seconds += now - self._landed
+        seconds = now - self._landed
+        pace.seconds += seconds
         self._landed, self._generated = now, generated
+        return seconds if pace is self.decode else None
 
     def lines(self) -> list[str]:
         """A report for people."""
@@ -93,7 +99,7 @@ class EngineStatistics:
                 f"images     {images.encoded} encoded ({images.patches} patches), {images.reused} were there already, "
                 f"{images.dropped} dropped"
             )
-        return lines
+        return [*lines, *self.speculation.lines()]
 
 
 def merged(parts: Sequence[EngineStatistics]) -> EngineStatistics:
@@ -109,6 +115,8 @@ def merged(parts: Sequence[EngineStatistics]) -> EngineStatistics:
         *(sum(getattr(part.pictures, field.name) for part in parts) for field in fields(PictureStatistics))
     )
     result = EngineStatistics(scheduler, cache, pictures=pictures)
+    for part in parts:
+        result.speculation.add(part.speculation)
     for name in ("prefill", "decode"):
         paces = [getattr(part, name) for part in parts]
         rows = sum(pace.rows for pace in paces)

@@ -35,6 +35,9 @@ class Times(Protocol):
     def draft(self, requests: int) -> float:
         """Time to draft a block for so many requests."""
 
+    def observe(self, rows: int, drafted: int, seconds: float) -> None:
+        """Take note of a step over `rows` rows in all that drafted blocks for `drafted` requests."""
+
 
 @dataclass(frozen=True)
 class Best:
@@ -81,6 +84,9 @@ class FixedDrafts:
         """The same whatever the chances."""
         return self._verification
 
+    def observe(self, rows: int, drafted: int, seconds: float) -> None:
+        """Nothing is learnt."""
+
 
 class ScheduledDrafts:
     """Verifies as many as pay, and drafts no blocks where none do, though it looks again now and then."""
@@ -103,3 +109,7 @@ class ScheduledDrafts:
         self._idle = 0 if worth else self._idle + 1
         looks = self._idle % _LOOK_AGAIN == 1
         return Verification(self._depth, best.total if worth or looks else 0, worth or looks, True)
+
+    def observe(self, rows: int, drafted: int, seconds: float) -> None:
+        """Correct the times by a step over `rows` rows in all that drafted blocks for `drafted` requests."""
+        self._times.observe(rows, drafted, seconds)

@@ -33,14 +33,14 @@ class Speculator:
     ) -> None:
         """`rejection`: whether random requests are judged by that rule instead of equality."""
         self._rejection = rejection
-        self._drafter, self._sampler, self._caches, self._calibration = drafter, sampler, caches, calibration
+        self.drafter, self._sampler, self._caches, self._calibration = drafter, sampler, caches, calibration
         self.blocks = Blocks(caches.slots, drafter.block_size, drafter.device)
         self._requests: dict[int, Request] = {}
 
     @property
     def block_size(self) -> int:
         """Drafts of a block."""
-        return self._drafter.block_size
+        return self.drafter.block_size
 
     def admit(self, request_id: int, request: Request) -> None:
         """Take note of a request before its first row."""
@@ -54,7 +54,13 @@ class Speculator:
     def remember(self, features: Tensor, half: Half) -> None:
         """Keep what later blocks need of the rows [M, F] that the decoder half has just run."""
         if len(features):
-            self._drafter.remember(features, half, self._caches)
+            self.drafter.remember(features, half, self._caches)
+
+    def survival(self, spans: Sequence[Span]) -> list[list[float]]:
+        """The chances of each span's drafts; waits for the device."""
+        slots = integers([span.slot for span in spans], self.drafter.device)
+        chances: list[list[float]] = self.blocks.survival[slots].tolist()
+        return chances
 
     def trim(self, spans: Sequence[Span], total: int) -> list[Span]:
         """The spans with the `total` likeliest of their drafts."""
@@ -62,7 +68,7 @@ class Speculator:
         trimmed = list(spans)
         if sum(spans[index].drafts for index in drafted) > total:
             slots = [spans[index].slot for index in drafted]
-            chances = self.blocks.survival[integers(slots, self._drafter.device)].cpu().numpy()
+            chances = self.blocks.survival[integers(slots, self.drafter.device)].cpu().numpy()
             counts = share(chances, [spans[index].drafts for index in drafted], total)
             for index, count in zip(drafted, counts, strict=True):
                 trimmed[index] = replace(spans[index], count=1 + count)
@@ -77,7 +83,7 @@ class Speculator:
         rows = [
             SampledRow(s.request_id, s.slot, s.end - s.drafts + place) for s in spans for place in range(1 + s.drafts)
         ]
-        layout = _Layout(spans, self.blocks.tokens, self._drafter.device)
+        layout = _Layout(spans, self.blocks.tokens, self.drafter.device)
         places, tops = self._sampler.wanting_logprobs(rows)
         index = self._tensor(places)
         plain = logits[index] if tops else None
@@ -115,7 +121,7 @@ class Speculator:
         seeds = [self._requests[layout.spans[index].request_id].seed for index, _ in judged]
         positions = [layout.spans[index].first + 1 + place for index, place in judged]
         coins, others = (
-            to_device(uniform(seeds, positions, purpose), self._drafter.device)
+            to_device(uniform(seeds, positions, purpose), self.drafter.device)
             for purpose in (Purpose.ACCEPT, Purpose.RESIDUAL)
         )
         p, q = log_weights[layout.rows[owners, places]], self.blocks.log_weights(layout.slots[owners], places)
@@ -147,7 +153,7 @@ class Speculator:
         random = [index for index, span in enumerate(spans) if self._may_reject(span.request_id)]
         seeds = [self._requests[spans[index].request_id].seed for index in random]
         picking = _Picking(self._sampler, spans, anchors, positions, random, seeds, self.block_size)
-        made = draft(self._drafter, anchors, self._caches, picking)
+        made = draft(self.drafter, anchors, self._caches, picking)
         if picking.random:
             self.blocks.keep_log_weights(slots[integers(picking.random, device)], torch.stack(picking.log_weights, 1))
         chances = survival(made.confidence.double(), self._calibration.temperatures)
@@ -159,7 +165,7 @@ class Speculator:
         return self._rejection and self._requests[request_id].params.temperature > 0
 
     def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
-        return to_device(values, self._drafter.device)
+        return to_device(values, self.drafter.device)
 
 
 class _Layout:

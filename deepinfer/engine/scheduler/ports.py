@@ -19,6 +19,9 @@ class DraftPolicy(Protocol):
         None: there is no such block. The block at hand must not count here, even where the host knows it already.
         """
 
+    def observe(self, rows: int, drafted: int, seconds: float) -> None:
+        """Learn from a step over `rows` rows, of newest tokens and drafts, that drafted for `drafted` requests."""
+
 
 class PageOwner(Protocol):
     """Owns pages, reference counts, prefix tree and tiers; only the scheduler calls it, one call at a time."""

@@ -1,0 +1,90 @@
+"""Decode speed with and without drafts, on exercises that the checkpoint was trained for, by the number of requests.
+
+    python benchmarks/speculation.py [--requests 1 4 16 64] [--rounds 3] [--rule equality] [--temperature 0]
+
+Each round runs the same exercises plainly, with all drafts verified and with as many as pay, one after the other, so
+that whatever else the machine does hits all of them alike. Counted are the tokens and the time of the steps that hold
+no prompt rows. Length is the mean of tokens that a step gives a request.
+"""
+
+import argparse
+from collections.abc import Sequence
+from statistics import median
+
+from measure import in_turns, machine, ratio
+
+from deepinfer import LLM, SamplingParams
+from deepinfer.text.tokenizer import Tokenizer
+from eval.questions import Question, QuestionMaker
+
+TASKS = ("add2", "add3", "json")
+
+
+def exercises(llm: LLM, count: int) -> list[Question]:
+    """`count` held-out exercises, the tasks in turn."""
+    each = -(-count // len(TASKS))
+    maker = QuestionMaker(llm.config, Tokenizer.from_file(llm.directory))
+    made = maker.make(dict.fromkeys(TASKS, each), "benchmark", 0)
+    by_task = [made[number * each : (number + 1) * each] for number in range(len(TASKS))]
+    return [question for turn in zip(*by_task, strict=True) for question in turn][:count]
+
+
+def speed(llm: LLM, questions: Sequence[Question], temperature: float) -> float:
+    """Tokens a second of the decode steps of one run."""
+    pace = llm.statistics.decode
+    rows, spent = pace.rows, pace.seconds
+    llm.chat(
+        [question.sample.messages for question in questions],
+        [SamplingParams(temperature=temperature, max_tokens=question.most_tokens) for question in questions],
+        thinking=[question.sample.thinking for question in questions],
+        use_tqdm=False,
+    )
+    return (pace.rows - rows) / (pace.seconds - spent)
+
+
+def rounds(llm: LLM) -> tuple[int, int]:
+    """Rounds so far, and what they gave."""
+    return llm.statistics.speculation.rounds, llm.statistics.speculation.tokens
+
+
+def length(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Tokens a round between two looks."""
+    return (after[1] - before[1]) / (after[0] - before[0])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure each number of requests and print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="checkpoint directory (default: the bundled one)")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 16, 64], help="requests at once")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured, in turns")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of all requests (greedy)")
+    parser.add_argument("--rule", choices=("equality", "rejection"), default="equality", help="of drafts")
+    options = parser.parse_args(arguments)
+    common = {"prefix_cache": False, "max_num_seqs": max(options.requests), "draft_rule": options.rule}
+    kinds = {
+        "plain": LLM(options.model, nextn=0, **common),
+        "all": LLM(options.model, varlen=False, **common),
+        "varlen": LLM(options.model, varlen=True, **common),
+    }
+    print(machine())
+    print(f"{'requests':>8}  {'plain':>7}  {'all':>7}  {'varlen':>7}  tokens/s; all / plain; varlen / plain; lengths")
+    for requests in options.requests:
+        questions = exercises(kinds["plain"], requests)
+        before = {name: rounds(llm) for name, llm in kinds.items()}
+        taken = in_turns(
+            {
+                name: lambda llm=llm, questions=questions: speed(llm, questions, options.temperature)
+                for name, llm in kinds.items()
+            },
+            options.rounds,
+        )
+        lengths = [f"{length(before[name], rounds(kinds[name])):.2f}" for name in ("all", "varlen")]
+        speeds = "  ".join(f"{median(taken[name]):7.1f}" for name in kinds)
+        ratios = ", ".join(ratio(taken[name], taken["plain"]) for name in ("all", "varlen"))
+        print(f"{requests:>8}  {speeds}  {ratios}; {', '.join(lengths)}", flush=True)
+    print(*kinds["varlen"].statistics.lines(), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -24,6 +24,7 @@ from deepinfer.engine.content import content_keys, image_spans
 from deepinfer.engine.device import select_device
 from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.profiling import measure, platform_name
+from deepinfer.engine.recorded import RecordedSteps
 from deepinfer.engine.replay import ReplayPolicy
 from deepinfer.engine.scheduler import EndRules, Pictures, Scheduler, SchedulerLimits, VisionLimits
 from deepinfer.engine.stops import stop_strings_of
@@ -107,9 +108,11 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
             measured = measure(model, drafter, caches, sample_ids(tokenizer))
         policy = ScheduledDrafts(limits.drafts, RoundTimes(measured))
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys, pictures, policy)
+    alone = drafter is None and (member is None or member.collectives is None)
+    recorded = RecordedSteps(model, caches, record=True) if alone and operators is not None else None
     runner = ModelRunner(
-        model, caches, tokenizer.vocab_size, environment.batch_invariant,
-        drafter=drafter, calibration=calibration, rejection=_rejection(environment, settings),
+        model, caches, tokenizer.vocab_size, environment.batch_invariant, drafter=drafter, calibration=calibration,
+        rejection=_rejection(environment, settings), recorded=recorded,
     )  # fmt: skip
     return Parts(config, tokenizer, runner, kv, scheduler, loads, pictures, policy)
 

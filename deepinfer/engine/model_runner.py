@@ -18,10 +18,11 @@ from deepinfer.core.sampled import PromptLogprobs, Sampled, SampledRow, TokenMas
 from deepinfer.engine.placing import Places, among
 from deepinfer.engine.profiling import measure, platform_name
 from deepinfer.engine.prompt_scores import prompt_logprobs, scored_rows, scored_spans
+from deepinfer.engine.recorded import RecordedSteps
 from deepinfer.engine.vision_stage import VisionStage
 from deepinfer.model.batching import Arrangement, arrange
 from deepinfer.model.drafter import Drafter
-from deepinfer.model.model import InferenceModel
+from deepinfer.model.model import InferenceModel, StepOutput
 from deepinfer.model.pictures import PromptImages, combine
 from deepinfer.ops.choice import batch_invariant
 from deepinfer.sampling.grammar.grammars import Grammars
@@ -41,13 +42,15 @@ class ModelRunner:
     def __init__(
         self, model: InferenceModel, caches: Caches, vocabulary: int, invariant: bool = False, *,
         drafter: Drafter | None = None, calibration: Calibration | None = None, rejection: bool = False,
+        recorded: RecordedSteps | None = None,
     ) -> None:  # fmt: skip
         """Only ids below `vocabulary` (the tokenizer's size) and not the image marker are ever sampled.
 
         invariant: a row gets the same bits whatever else is in its step. With a `drafter` plans may verify drafts;
         `calibration` mends its confidence; `rejection`: whether those of random requests are judged by that rule.
+        recorded: runs the decode steps of an engine without a drafter.
         """
-        self._model, self._caches, self._invariant = model, caches, invariant
+        self._model, self._caches, self._invariant, self._recorded = model, caches, invariant, recorded
         config = model.config
         forbidden = torch.arange(config.vocab_size, device=model.device) >= vocabulary
         if config.image_token_id is not None:
@@ -118,9 +121,8 @@ class ModelRunner:
             nothing = torch.zeros(wanted, dtype=torch.int64, device=self._model.device)
             return Sampled(nothing, counts=nothing)
         spans, filling = self.grammars.start(spans, self._drafts_of)
-        batch = self.batch(spans)
+        batch, output = self._run_model(spans)
         with batch_invariant(self._invariant):  # what is drafted decides no token
-            output = self._model.step(batch, self._caches, features=self._speculator is not None)
             scored = () if output.scored is None else self._prompt_logprobs(spans, output.scored)
         if self._speculator is not None and output.features is not None:
             self._speculator.remember(output.features, batch.decoder)
@@ -143,6 +145,14 @@ class ModelRunner:
         """Help other ranks with one step of theirs; False if they have none."""
         with batch_invariant(self._invariant):
             return self._model.stand_by()
+
+    def _run_model(self, spans: Sequence[Span]) -> tuple[Batch, StepOutput]:
+        if self._recorded is not None and self._speculator is None and self._recorded.takes(spans):
+            batch, logits = self._recorded.run(spans)
+            return batch, StepOutput(logits, None)
+        batch = self.batch(spans)
+        with batch_invariant(self._invariant):
+            return batch, self._model.step(batch, self._caches, features=self._speculator is not None)
 
     def _prompt_logprobs(self, spans: Sequence[Span], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
         return prompt_logprobs(scored_spans(spans, self._requests), hidden, self._model.head, self.sampler)

@@ -108,6 +108,8 @@ class RowReach:
 
 def reach_rows(half: Half, window: int, ring: int, plain: Tensor, compressed: Tensor) -> RowReach:
     """Plan a half for rings of `ring` rows a slot; plain, compressed: FP32 [F], angles per position step."""
+    if all(group.count == 1 for group in half.groups):
+        return _reach_single_rows(half, window, ring, plain, compressed)
     device, counts = half.positions.device, [group.count for group in half.groups for _ in group.ends]
     starts = [0, *accumulate(counts)][:-1]
     inside = torch.cat([torch.arange(g.count, device=device).repeat(len(g.ends)) for g in half.groups] or [half.slots])
@@ -144,6 +146,30 @@ def reach_rows(half: Half, window: int, ring: int, plain: Tensor, compressed: Te
         group_firsts=firsts,
         group_counts=torch.tensor([count for _, count in groups], dtype=torch.int32, device=device),
         group_starts=[first for first, _ in groups],
+    )
+
+
+def _reach_single_rows(half: Half, window: int, ring: int, plain: Tensor, compressed: Tensor) -> RowReach:
+    """The same for stretches of one row: from the device's numbers alone, as a recorded step has to."""
+    rows = torch.arange(len(half.positions), dtype=torch.int32, device=half.positions.device)
+    distance = torch.arange(window, device=rows.device)
+    base = half.slots * ring
+    seen = half.positions - half.lowest + 1
+    back = base[:, None] + (half.positions[:, None] - distance).remainder(ring)
+    slots = half.slots.int()
+    return RowReach(
+        positions=half.positions,
+        slots=slots,
+        plain=rotations(half.positions, plain),
+        compressed=rotations(half.positions, compressed),
+        longest=max((group.longest for group in half.groups), default=0),
+        near=torch.where(distance < seen[:, None], back, -1).int(),
+        old=None,
+        places=base + half.positions.remainder(ring),
+        group_slots=slots,
+        group_firsts=rows,
+        group_counts=torch.ones_like(rows),
+        group_starts=list(range(len(rows))),
     )
 
 

@@ -48,6 +48,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--prefill_rounds", type=int, default=3, help="how often the prefill steps are timed")
     add("--page_size", type=int, default=64, help="tokens of a page")
     add("--dtype", choices=("float32", "bfloat16"), help="of activations (default: the device's own)")
+    add("--no_graphs", action="store_true", help="launch every kernel of a decode step instead of replaying graphs")
     add("--profile", action="store_true", help="print where one step of each kind spends its time")
     add("--json", help="write the results to this file")
     return parser.parse_args(arguments)
@@ -62,6 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.engram_rows,
         options.page_size,
         options.dtype,
+        not options.no_graphs,
     )
     context, new = options.context_length, min(options.non_cached_tokens, options.context_length)
     requests = max(options.decode_num_requests, options.prefill_batch_size // new, 1)

@@ -33,7 +33,7 @@ from deepinfer.model.experts import ExpertLoads, RoutedExperts, local_experts
 from deepinfer.model.loading import Form, load_drafter, load_weights
 from deepinfer.model.memory import HostTables
 from deepinfer.model.model import InferenceModel
-from deepinfer.model.rows import RowOperators
+from deepinfer.model.row_operators import RowOperators, row_operators
 from deepinfer.parallel.member import Member
 from deepinfer.parallel.sharing import sharing_model
 from deepinfer.speculative.calibration import Calibration
@@ -139,15 +139,6 @@ def _weights(directory: Path, settings: EngineConfig, device: torch.device) -> C
     if settings.load_format == "checkpoint":
         return Checkpoint(directory)
     return RandomCheckpoint(ModelConfig.from_file(directory / CONFIG_FILE), device)
-
-
-def row_operators(config: ModelConfig, device: torch.device) -> RowOperators | None:
-    """The kernels for attention by rows, if they are made for this model and device; SM90 is all they know."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return None
-    from deepinfer.ops.rows import nvidia
-
-    return nvidia if nvidia.fits(config) else None
 
 
 def checked_classes(tokenizer: Tokenizer, config: ModelConfig, where: str) -> list[int]:

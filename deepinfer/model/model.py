@@ -19,7 +19,8 @@ from deepinfer.model.compression import compress
 from deepinfer.model.experts import RoutedExperts, local_experts, mixture
 from deepinfer.model.memory import Memory, ReadTables, engram, fetch, look_back
 from deepinfer.model.reading import LiveEntries
-from deepinfer.model.rows import RowAttention, RowOperators, RowReach, reach_rows
+from deepinfer.model.row_operators import RowOperators
+from deepinfer.model.rows import RowAttention, RowReach, reach_rows
 from deepinfer.model.streams import enter_streams, site_input, site_mix
 from deepinfer.model.weights import ModelWeights, SiteWeights
 from deepinfer.model.window import plan_windows

@@ -8,7 +8,6 @@ step can be recorded once and replayed.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +16,10 @@ from torch.nn import functional
 from deepinfer.cache.storage import Caches
 from deepinfer.config.model import ModelConfig
 from deepinfer.core.batch import Half
+from deepinfer.model.row_operators import RowOperators
 from deepinfer.model.weights import AttentionWeights, IndexerWeights
 from deepinfer.ops.indexer import best_blocks
-from deepinfer.ops.linear import Fp8Rows, Weight, linear, quantize_rows
+from deepinfer.ops.linear import Fp8Rows, linear, quantize_rows
 from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.rope import rotations
 from deepinfer.ops.rows import Index
@@ -28,39 +28,6 @@ SHARED_ROWS = 4
 """Most rows of one request that share a pass over its index keys."""
 SCORES = 1 << 28
 """Most index scores to hold at a time; more rows are taken in turn."""
-
-
-class RowOperators(Protocol):
-    """`deepinfer.ops.rows.torch` or `.nvidia`; see that package."""
-
-    def window_rows(
-        self, x: Tensor, norm: Tensor, turns: Tensor, eps: float, places: Tensor, packed: Tensor, ring: Tensor
-    ) -> None:
-        """Norm, rotate and store keys."""
-
-    def attend(
-        self,
-        q: Tensor,
-        turns: Tensor,
-        windows: Tensor,
-        near: Tensor,
-        latents: Tensor | None,
-        chosen: Tensor | None,
-        sink: Tensor,
-    ) -> Tensor:
-        """Rotate queries and attend."""
-
-    def output(self, o: Tensor, turns: Tensor, wo_a: Weight, wo_b: Weight) -> Tensor:
-        """Rotate back and project."""
-
-    def index_scores(self, q: Tensor, turns: Tensor, weights: Tensor, factor: float, index: Index) -> Tensor:
-        """Score entries."""
-
-    def best(self, scores: Tensor, visible: Tensor, count: int) -> Tensor:
-        """Choose columns."""
-
-    def entry_rows(self, chosen: Tensor, index: Index) -> Tensor:
-        """Turn columns into addresses."""
 
 
 @dataclass

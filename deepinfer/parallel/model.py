@@ -10,7 +10,7 @@ from deepinfer.core.batch import Batch
 from deepinfer.model.experts import RoutedExperts
 from deepinfer.model.memory import ReadTables
 from deepinfer.model.model import InferenceModel, StepOutput
-from deepinfer.model.rows import RowOperators
+from deepinfer.model.row_operators import RowOperators
 from deepinfer.model.weights import ModelWeights
 from deepinfer.parallel.balancer import Balancer
 from deepinfer.parallel.collectives import Collectives

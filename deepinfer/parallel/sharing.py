@@ -6,7 +6,7 @@ from deepinfer.model.experts import ExpertLoads
 from deepinfer.model.loading import Form, Share, Weights, load_routed, load_weights
 from deepinfer.model.memory import HostTables
 from deepinfer.model.model import InferenceModel
-from deepinfer.model.rows import RowOperators
+from deepinfer.model.row_operators import RowOperators
 from deepinfer.model.weights import ModelWeights
 from deepinfer.ops.experts import Experts
 from deepinfer.parallel.balancer import Balancer

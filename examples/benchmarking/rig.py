@@ -18,13 +18,14 @@ from deepinfer.core.errors import ConfigError
 from deepinfer.core.plan import Encode, Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
-from deepinfer.engine.assembly import row_operators
 from deepinfer.engine.content import image_spans
 from deepinfer.engine.device import select_device
 from deepinfer.engine.model_runner import ModelRunner
+from deepinfer.engine.recorded import RecordedSteps
 from deepinfer.engine.replay import ReplayPolicy
 from deepinfer.model.loading import load_weights
 from deepinfer.model.model import InferenceModel
+from deepinfer.model.row_operators import row_operators
 from deepinfer.ops.engram import EngramHashing
 from deepinfer.ops.kv_formats import pack_index, pack_latent, pack_window
 from deepinfer.text.images import ImageInput, image_types
@@ -39,7 +40,8 @@ class Shape:
     model: "released" for the released model's shape, a checkpoint, or None for the default one. random: whether its
     weights are made up. ep_slice: one rank's share of a deployment over so many ranks: experts / ep_slice, and as many
     visits as rows of all ranks would bring it. picture: width and height of images that prompts show; None: text.
-    engram_rows: most rows of a table. dtype: None for the device's own.
+    engram_rows: most rows of a table. dtype: None for the device's own. graphs: whether decode steps are recorded,
+    where the device can.
     """
 
     model: str | None
@@ -49,6 +51,7 @@ class Shape:
     engram_rows: int
     page_size: int
     dtype: str | None = None
+    graphs: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,14 +133,17 @@ def make_rig(shape: Shape, requests: int, tokens: int) -> Rig:
     keep = shape.random or (device.type != "cpu" and dtype is torch.bfloat16)
     classes = [token % max(1, config.engram_compressed_vocab_size) for token in range(config.vocab_size)]
     weights = load_weights(checkpoint, dtype, device, keep)
-    model = InferenceModel(config, weights, classes, row_operators(config, device) if keep else None)
+    operators = row_operators(config, device) if keep else None
+    model = InferenceModel(config, weights, classes, operators)
     each = -(-tokens // shape.page_size)
     caches = Caches(config, requests * each, requests, shape.page_size, device=device)
     _fill(caches)
     order = torch.randperm(requests * each, generator=torch.Generator().manual_seed(0)).to(device)
     caches.page_table[:, :each] = order.view(requests, each)
     replay = ReplayPolicy.choose(environment, config)
-    return Rig(config, model, caches, ModelRunner(model, caches, config.vocab_size), replay.keep, picture=shape.picture)
+    recorded = RecordedSteps(model, caches, True) if operators is not None and shape.graphs else None
+    runner = ModelRunner(model, caches, config.vocab_size, recorded=recorded)
+    return Rig(config, model, caches, runner, replay.keep, picture=shape.picture)
 
 
 def _weights(shape: Shape, device: torch.device) -> Checkpoint | RandomCheckpoint:

@@ -64,14 +64,11 @@ def cases() -> Iterator[Case]:
 
 def experts(rows: int) -> Case:
     """Dispatch, both products with SwiGLU, and the sum, for `rows` visits: six a row, loads of spread e^(0.4 N)."""
-    touched = min(rows, EXPERTS)
-    weight_bytes = touched * 3 * HIDDEN * WIDTH * 17 / 32
+    chosen = visits(rows)
+    weight_bytes = int(chosen.unique().numel()) * 3 * HIDDEN * WIDTH * 17 / 32
 
     def prepare() -> Prepared:
         x = randn(rows // 6, HIDDEN)
-        loads = torch.exp(0.4 * torch.randn(EXPERTS, device="cuda"))
-        chosen = torch.stack([torch.multinomial(loads, 6) for _ in range(min(len(x), 2048))])
-        chosen = chosen.repeat(-(-len(x) // len(chosen)), 1)[: len(x)].contiguous()
         routing = torch.rand(len(x), 6, device="cuda")
         w13, w2 = expert_weights()
 
@@ -87,6 +84,12 @@ def experts(rows: int) -> Case:
 
     work = Work(weight_bytes + rows * (2 * HIDDEN + 3 * WIDTH + 2 * HIDDEN), 6 * rows * HIDDEN * WIDTH)
     return Case("experts", f"{rows} visits", work, 2e-2, prepare)
+
+
+def visits(count: int) -> Tensor:
+    """Six different experts of 48 for each of count / 6 rows, int64, with loads of spread e^(0.4 N)."""
+    loads = torch.exp(0.4 * torch.randn(EXPERTS, device="cuda"))
+    return torch.multinomial(loads.expand(count // 6, EXPERTS), 6)
 
 
 _EXPERT_WEIGHTS: list[Fp4Experts] = []
@@ -227,6 +230,8 @@ def groups(rows: int) -> Case:
     def prepare() -> Prepared:
         weights = [fp8_weight(8, 1024, 4096) for _ in range(4)]
         x = linear_triton.quantize_rows(randn(rows, 8, 4096))
+        if rows > linear_triton.FEW_GROUPED_ROWS:  # group by group, as `output_rows` leaves them
+            x = Fp8Rows(x.codes.transpose(0, 1).contiguous().transpose(0, 1), x.scales.t().contiguous().t())
 
         def error() -> float:
             some = Fp8Rows(x.codes[-64:], x.scales[-64:])

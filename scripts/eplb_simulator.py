@@ -108,7 +108,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint whose loads are recorded (default: the bundled one)")
     parser.add_argument("--text", type=Path, nargs="+", default=texts(), help="what it reads")
-    parser.add_argument("--pieces", type=int, default=400, help="most requests to record (default: %(default)s)")
+    parser.add_argument("--pieces", type=int, default=120, help="most requests to record (default: %(default)s)")
     parser.add_argument("--experts", type=int, default=384, help="experts to stretch to (default: %(default)s)")
     parser.add_argument("--visits", type=int, default=6, help="experts a token visits (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=1_000_000, help="tokens of a half (default: %(default)s)")

@@ -111,6 +111,23 @@ class TestMemory:
         assert found["weights as stored: sum"] == sum(spec.stored_bytes for spec in tensor_layout(config).values())
         assert found["caches: sum"] == CacheSizes(config, 32).total(32 * 32)
 
+    def test_a_rank_of_many_holds_its_part_and_says_what_it_sends(self, capsys: Output) -> None:
+        shape = ("--model", "released", "--requests", "4", "--rows", "100", "--context", "4096")
+        whole = numbers(ran(capsys, "memory", *shape))
+        part = numbers(out := ran(capsys, "memory", *shape, "--ep", "8", "--cp", "2", "--extra-experts", "10"))
+        assert "one of 8 ranks: ep 8, dp 4, cp 2" in out
+        assert part["routed experts"] * 384 == whole["routed experts"] * (384 + 16) // 8
+        assert abs(part["Engram tables"] * 8 - whole["Engram tables"]) < 8 * 2 * 264
+        assert part["attention"] == whole["attention"]
+        # Of six choices 7/8 are elsewhere: each result of 5,120 BF16 numbers comes back, through 20 of 40 layers.
+        assert part["results of experts"] == 4 * 40 * 6 * 7 // 8 * 5120 * 2  # the decode step's, which is printed last
+        assert "prefill step of 100 rows" in out
+        host = ran(capsys, "memory", *shape, "--ep", "8", "--engram-tables", "host")
+        assert "Engram tables" not in host.replace("Engram tables elsewhere", "")
+        assert "Engram rows" not in host
+        assert "cp is 3; it must divide ep" in refused(capsys, "memory", *shape, "--ep", "8", "--cp", "3")
+        assert "too many for 384 experts" in refused(capsys, "memory", *shape, "--ep", "2", "--extra-experts", "999")
+
     def test_the_bundled_checkpoint_is_the_default(
         self, capsys: Output, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path
     ) -> None:

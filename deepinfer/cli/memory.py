@@ -5,11 +5,15 @@ from typing import Any
 
 from deepinfer.cache.budget import CacheSizes
 from deepinfer.cli.models import MODEL_HELP, find_model
+from deepinfer.cli.ranks import rank_layout, wire_bytes
 from deepinfer.cli.table import print_bytes
-from deepinfer.cli.units import parse_bytes, parse_positive, show_bytes
+from deepinfer.cli.units import parse_bytes, parse_count, parse_positive, show_bytes
 from deepinfer.cli.weights import ENGRAM_TABLES, resident_bytes, weight_bytes
 from deepinfer.cli.workspace import workspace_bytes
-from deepinfer.config.engine import DTYPES, EngineConfig
+from deepinfer.config.engine import DTYPES, TABLE_PLACES, EngineConfig
+from deepinfer.config.envs import read_environment
+from deepinfer.config.model import ModelConfig
+from deepinfer.parallel.topology import choose_topology
 
 _ABOUT = "what weights, caches and workspace cost, and how many tokens fit into a given memory"
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -31,6 +35,11 @@ def add_command(commands: Any) -> None:
     number("--rows", usual.max_num_batched_tokens, "most rows a step (default: %(default)s)")
     number("--verify-rows", 1, "rows a request may verify in a step: longest draft + 1 (default: %(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of activations (default: %(default)s)")
+    number("--ep", None, "ranks that share the routed experts: all, or 1")
+    number("--dp", None, "groups of ranks with requests of their own; --requests and --rows are those of one")
+    number("--cp", 1, "ranks of a group, which all hold its KV (default: %(default)s)")
+    parser.add_argument("--extra-experts", type=parse_count, default=0, metavar="N", help="copies of experts, a layer")
+    parser.add_argument("--engram-tables", choices=TABLE_PLACES, default="device", help="where Engram tables lie")
     parser.set_defaults(run=run)
 
 
@@ -39,17 +48,33 @@ def run(arguments: argparse.Namespace) -> int:
     model, requests, dtype = find_model(arguments.model), arguments.requests, arguments.dtype
     sizes = CacheSizes(model.config, requests, arguments.page_size, arguments.verify_rows)
     context = arguments.context or model.config.max_position_embeddings
-    pages, layout = sizes.pages_for(context, requests), model.layout()
+    topology = choose_topology(arguments.ep, arguments.dp, arguments.cp, read_environment({}), None)
+    on_host = arguments.engram_tables == "host"
+    pages = sizes.pages_for(context, requests)
+    layout = rank_layout(model.layout(), model.config, topology, arguments.extra_experts, on_host)
     stored, resident = weight_bytes(layout), resident_bytes(layout, _BYTES[dtype])
     workspace = workspace_bytes(model.config, arguments.rows, context, requests, _BYTES[dtype])
     print(f"{model.title}\n{requests:,} requests of {context:,} tokens, steps of {arguments.rows:,} rows, {dtype}")
+    if topology.ranks > 1:
+        print(f"one of {topology.ranks} ranks: ep {topology.ep}, dp {topology.dp}, cp {topology.cp}")
     print_bytes("weights as stored", stored, {ENGRAM_TABLES: "may stay in host memory"})
     print_bytes("weights as the PyTorch operators hold them", {"all": resident})
     print_bytes("caches", {"pages": pages * sizes.page_bytes, **_beside_pages(sizes, pages)}, _notes(sizes, pages))
     print_bytes("workspace of a step (estimate)", workspace)
+    if topology.ep > 1:
+        _print_wire(model.config, topology.ep, arguments.rows, requests * arguments.verify_rows, on_host)
     if arguments.memory is not None:
         _print_fit(sizes, arguments.memory, stored, resident, sum(workspace.values()))
     return 0
+
+
+def _print_wire(config: ModelConfig, ranks: int, rows: int, decode_rows: int, on_host: bool) -> None:
+    """Print what leaves a rank: in a prefill step the encoder half runs, in a decode step all layers do."""
+    for name, count, layers in (
+        (f"prefill step of {rows:,} rows", rows, config.decoder_start),
+        (f"decode step of {decode_rows:,} rows", decode_rows, config.num_hidden_layers),
+    ):
+        print_bytes(f"sent to other ranks in a {name}", wire_bytes(config, count, layers, ranks, on_host))
 
 
 def _beside_pages(sizes: CacheSizes, pages: int) -> dict[str, int]:

@@ -23,6 +23,11 @@ def parse_positive(text: str) -> int:
     return int(text)
 
 
+def parse_count(text: str) -> int:
+    """An integer of at least 0; an argparse type."""
+    return 0 if text == "0" else parse_positive(text)
+
+
 def show_bytes(amount: int) -> str:
     """Three figures and a binary unit: "1.46 GiB"; below 1 KiB exact."""
     size, units = float(amount), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]

@@ -9,7 +9,7 @@ from deepinfer.core.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
 DRAFT_RULES = ("equality", "rejection")
-ENGRAM_TABLES = ("device", "host")
+TABLE_PLACES = ("device", "host")
 LOAD_FORMATS = ("checkpoint", "random")
 _LEAST = {
     "max_num_seqs": 1,
@@ -124,8 +124,8 @@ class EngineConfig:
             raise _wrong("keep_quantized", self.keep_quantized, "True, False or None")
         if self.load_format not in LOAD_FORMATS:
             raise _wrong("load_format", self.load_format, " or ".join(LOAD_FORMATS))
-        if self.engram_tables not in ENGRAM_TABLES:
-            raise _wrong("engram_tables", self.engram_tables, " or ".join(ENGRAM_TABLES))
+        if self.engram_tables not in TABLE_PLACES:
+            raise _wrong("engram_tables", self.engram_tables, " or ".join(TABLE_PLACES))
         if self.dtype is not None and self.dtype not in DTYPES:
             raise _wrong("dtype", self.dtype, f"{' or '.join(DTYPES)}, or None for the device's own")
 

@@ -38,7 +38,10 @@ def topology_of(settings: EngineConfig, environment: Environment) -> Topology:
     devices = None
     if environment.accelerator == "nvidia":
         devices = len(_visible_devices(environment))
-    return choose_topology(settings.ep, settings.dp, settings.cp, environment, devices)
+    topology = choose_topology(settings.ep, settings.dp, settings.cp, environment, devices)
+    if topology.cp > 1:
+        raise ConfigError(f"cp is {topology.cp}; this version does not split a prompt's rows over ranks and takes 1")
+    return topology
 
 
 class EngineGroup:

@@ -70,6 +70,4 @@ def choose_topology(ep: int | None, dp: int | None, cp: int, environment: Enviro
             f"{ranks} ranks need {ranks // launchers} devices a launcher, which sees {room}: ep is at most WORLD_SIZE "
             f"x visible devices = {launchers * room}; set CUDA_VISIBLE_DEVICES or ask for fewer ranks"
         )
-    if cp > 1:
-        raise ConfigError(f"cp is {cp}; this version does not split a prompt over ranks yet and takes 1")
     return Topology(ep, dp, cp, launchers, launchers // on_node)

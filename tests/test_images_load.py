@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from broken_images import png
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -127,6 +128,23 @@ class TestPixelFormats:
     def test_a_transparent_key_colour(self) -> None:
         assert colours(load_image(encoded(two_pixels(), transparency=RED))) == [WHITE, GREEN]
 
+    @pytest.mark.parametrize(
+        ("kind", "pixel"), [(0, "8180"), (2, "8180 ffff 0000"), (4, "8180 ffff"), (6, "8180 ffff 0000 ffff")]
+    )
+    def test_sixteen_bits_a_channel(self, kind: int, pixel: str) -> None:
+        """Grey, colour, and both with alpha."""
+        (colour,) = colours(load_image(png(1, 1, b"\0" + bytes.fromhex(pixel), kind=kind, depth=16)))
+        assert colour in ([(129, 255, 0), (130, 255, 0)] if kind & 2 else [(129,) * 3, (130,) * 3])
+
+    @pytest.mark.parametrize("form", ["TIFF", "JPEG"])
+    def test_inks(self, form: str) -> None:
+        """Cyan, magenta, yellow and black: nothing printed is white."""
+        image = Image.new("CMYK", (16, 16), (0, 0, 0, 0))
+        image.paste((0, 255, 255, 0), (8, 0, 16, 16))
+        loaded = load_image(encoded(image, form))
+        assert np.abs(np.subtract(loaded.getpixel((2, 2)), WHITE)).max() <= 3
+        assert np.abs(np.subtract(loaded.getpixel((13, 2)), RED)).max() <= 3
+
     def test_black_and_white(self) -> None:
         assert colours(load_image(encoded(Image.new("1", (1, 1), 1)))) == [WHITE]
 
@@ -144,6 +162,20 @@ class TestOrientation:
         exif = Image.Exif()
         exif[0x0112] = orientation
         assert colours(load_image(encoded(two_pixels(), exif=exif))) == expected
+
+    @pytest.mark.parametrize("orientation", range(1, 9))
+    def test_every_orientation(self, orientation: int) -> None:
+        """A picture stored turned and mirrored in any way comes out as it was."""
+        upright = noise(3, 2)
+        turn = {
+            1: None, 2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
+            4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_90,
+            7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_270,
+        }[orientation]  # fmt: skip
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        stored = upright if turn is None else upright.transpose(turn)
+        assert load_image(encoded(stored, exif=exif)).tobytes() == upright.tobytes()
 
     def test_quarter_turns_swap_the_sides(self) -> None:
         exif = Image.Exif()

@@ -50,3 +50,5 @@ def _result(number: int, image: Future[ImageInput]) -> ImageInput:
         return image.result()
     except RequestError as error:
         raise RequestError(f"image {number}: {error}") from error
+    except Exception as error:  # no memory for it, for one: still this image's fault alone
+        raise RequestError(f"image {number} cannot be prepared: {type(error).__name__}: {error}") from error

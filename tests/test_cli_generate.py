@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from deepinfer import LLM, CompletionOutput, RequestOutput, SamplingParams
 from deepinfer.cli.answers import as_json, show
@@ -159,6 +160,8 @@ class TestSettings:
             "one", "--max-tokens", "1", "--max-requests", "3", "--max-rows", "40", "--chunk", "7", "--page-size", "8",
             "--cache", "2MiB", "--host-cache", "1MB", "--disk-cache", tmp_path / "kv", "--disk-cache-size", "3MB",
             "--no-prefix-cache", "--no-async", "--dtype", "bfloat16", "--nextn", "2", "--draft-rule", "rejection",
+            "--encoder-patches", "9", "--image-cache", "5MB", "--max-images", "4", "--max-image-size", "6MB",
+            "--max-image-pixels", "7", "--image-host", "a", "--image-host", "b:80", "--image-seconds", "1.5",
         )  # fmt: skip
         assert code == 0
         everything = EngineConfig(
@@ -175,6 +178,13 @@ class TestSettings:
             dtype="bfloat16",
             nextn=2,
             draft_rule="rejection",
+            max_encoder_patches=9,
+            image_cache_bytes=5 * 10**6,
+            max_images=4,
+            max_image_bytes=6 * 10**6,
+            max_image_pixels=7,
+            image_url_hosts=["a", "b:80"],  # type: ignore[arg-type]
+            image_url_seconds=1.5,
         )
         assert made == [everything]
         no_options = ("keep_quantized", "load_format")  # for benchmarks
@@ -347,3 +357,25 @@ def test_as_a_process_with_a_progress_bar(tiny_checkpoint: Path) -> None:
     assert done.stdout.splitlines()[0] == "[1/2] one"
     assert "2/2" in done.stderr
     assert "8 generated" in done.stderr
+
+
+class TestImages:
+    def test_they_are_shown_before_the_prompt(self, command: Any, llm: LLM, tmp_path: Path) -> None:
+        paths = [str(tmp_path / name) for name in ("a.png", "b.png")]
+        for number, path in enumerate(paths):
+            Image.new("RGB", (30, 20), (0, 90 * number, 0)).save(path)
+        shown = [part for path in paths for part in ("--image", path)]
+        code, out, _ = command("--chat", "--no-thinking", *shown, "--max-tokens", "4", "--json", "Well?")
+        parts = [{"type": "image", "image": path} for path in paths] + [{"type": "text", "text": "Well?"}]
+        expected = llm.chat([{"role": "user", "content": parts}], SamplingParams(0, 4), thinking=False, use_tqdm=False)
+        assert code == 0
+        assert records(out)[0]["token_ids"] == list(expected[0].token_ids)
+        assert records(out)[0]["prompt_tokens"] == expected[0].num_prompt_tokens
+
+    def test_a_bad_one_and_one_without_a_chat(self, command: Any) -> None:
+        code, _, err = command("--chat", "--image", "absent.png", "Well?")
+        assert (code, "image 0: image 'absent.png' cannot be read" in err) == (2, True)
+        code, _, err = command("--image", "absent.png", "Well?")
+        assert (code, "--image is for chats; pass --chat with it" in err) == (2, True)
+        code, _, err = command("--chat", "--image", "http://localhost:1/x", "--image-host", "localhost:1", "Well?")
+        assert (code, "cannot be fetched: ConnectionRefusedError" in err) == (2, True)

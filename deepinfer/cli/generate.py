@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,6 +19,7 @@ _MODEL_HELP = "a checkpoint's directory or name (default: DEEPINFER_HF_MODEL_DIR
 _EPILOG = """examples:
   deepinfer generate "The following functions return" "A table is"
   deepinfer generate --chat "What is 47 + 38?"
+  deepinfer generate --chat --no-thinking --image examples/number.png "What number is in the image?"
   deepinfer generate --file prompts.txt --json > answers.jsonl
   echo "What is 83 - 47?" | deepinfer generate --chat --temperature 0.7 --seed 1"""
 
@@ -35,6 +37,9 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--file", metavar="FILE", help=f"a prompt a line, after those given; {STDIN}: standard input")
     parser.add_argument("--model", help=_MODEL_HELP)
     parser.add_argument("--chat", action="store_true", help="take each prompt as what a user says in a chat")
+    parser.add_argument(
+        "--image", action="append", default=[], help="with --chat: show this file or URL before each prompt; repeatable"
+    )
     parser.add_argument("--no-thinking", action="store_true", help="with --chat: answer without reasoning first")
     parser.add_argument("--json", action="store_true", help="write each completion as a line of JSON")
     parser.add_argument("--no-progress", action="store_true", help="show no progress bar")
@@ -61,6 +66,15 @@ def _add_settings(group: Any) -> None:
     setting("--nextn", "nextn", "longest draft, 0 for none (DEEPINFER_USE_NEXTN_DECODE)", type=int, metavar="N")
     setting("--draft-rule", "draft_rule", "how drafts of random requests are judged (equality)", choices=DRAFT_RULES)
     setting("--no-async", "asynchronous", "plan a step only when the one before it is done", action="store_false")
+    setting("--encoder-patches", "max_encoder_patches", "most image patches of a step (4096)", type=int, metavar="N")
+    setting(
+        "--image-cache", "image_cache_bytes", "memory for encoded images (512MiB)", type=parse_bytes, metavar="SIZE"
+    )
+    setting("--max-images", "max_images", "most images of a prompt (64)", type=int, metavar="N")
+    setting("--max-image-size", "max_image_bytes", "largest image file (64MiB)", type=parse_bytes, metavar="SIZE")
+    setting("--max-image-pixels", "max_image_pixels", "most pixels of an image (89478485)", type=int, metavar="N")
+    setting("--image-host", "image_url_hosts", "fetch images from it, too; repeatable", action="append", metavar="HOST")
+    setting("--image-seconds", "image_url_seconds", "most time for an image from the web (10)", type=float, metavar="T")
     setting("--dtype", "dtype", "of weights and activations (float32 on a CPU, bfloat16 on a GPU)", choices=DTYPES)
 
 
@@ -68,15 +82,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Answer; 2 if a prompt could not be served. Raises DeepInferError for what makes the whole run impossible."""
     from deepinfer.llm import LLM  # here: with it comes all of the engine, which no other command needs
 
-    if arguments.no_thinking and not arguments.chat:
-        raise RequestError("--no-thinking is for chats; pass --chat with it")
+    for option in ("no_thinking", "image"):
+        if getattr(arguments, option) and not arguments.chat:
+            raise RequestError(f"--{option.replace('_', '-')} is for chats; pass --chat with it")
     prompts = read_prompts(arguments.prompts, arguments.file)
     params = sampling_params(arguments)
     known = [field.name for field in fields(EngineConfig)]
     llm = LLM(arguments.model, **{name: value for name, value in vars(arguments).items() if name in known})
     progress = not arguments.no_progress
     if arguments.chat:
-        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        chats = [_chat(prompt, arguments.image) for prompt in prompts]
         thinking = not arguments.no_thinking
         outputs = llm.chat(chats, params, thinking=thinking, use_tqdm=progress, on_error="return")
     else:
@@ -87,6 +102,12 @@ def run(arguments: argparse.Namespace) -> int:
     print(*llm.statistics.lines(), sep="\n", file=sys.stderr)
     llm.close()
     return _report(outputs)
+
+
+def _chat(prompt: str, images: Sequence[str]) -> list[dict[str, Any]]:
+    """What a user says, and what they show before it."""
+    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": prompt}] if parts else prompt}]
 
 
 def _report(outputs: list[RequestOutput]) -> int:

@@ -54,11 +54,11 @@ def ask(llm: LLM, prompt: str | list[int], **fields: object) -> RequestOutput:
 def test_every_mix_is_the_same_to_the_bit_in_any_company(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With batch invariance: alone, in the other loop, and begun again after losing its pages; seeds are given."""
+    """With batch invariance: alone, in the other loop, without drafts, and begun again after losing its pages; seeds are given."""
     monkeypatch.setenv("DEEPINFER_BATCH_INVARIANT", "1")
     settings = {"prefix_cache": False, "page_size": 8}
     outputs = LLM(tiny_checkpoint, **settings).generate(PROMPTS, MIXED, use_tqdm=False)
-    plain = LLM(tiny_checkpoint, asynchronous=False, **settings)
+    plain = LLM(tiny_checkpoint, asynchronous=False, nextn=0, **settings)
     narrow = LLM(tiny_checkpoint, cache_bytes=caches_of(tiny_checkpoint, 10, 32, 8), **settings)
     assert plain.generate(PROMPTS[::-1], MIXED[::-1], use_tqdm=False)[::-1] == reindexed(outputs, backwards=True)
     assert narrow.generate(PROMPTS, MIXED, use_tqdm=False) == outputs

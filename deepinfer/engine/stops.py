@@ -30,7 +30,7 @@ class StopStrings:
 
     @property
     def text(self) -> str:
-        """The text before the stop string, or all that is certain so far."""
+        """The text before the stop string; without one all text so far, whose end may yet begin one."""
         return self._split()[0]
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from llm_tools import AGREE, Oracle, caches_of, check_at_rest, parts, texts
+from PIL import Image
 from sampling_reference import adjusted
 
 from deepinfer import LLM, RequestError, RequestOutput, SamplingParams
@@ -54,7 +55,7 @@ def ask(llm: LLM, prompt: str | list[int], **fields: object) -> RequestOutput:
 def test_every_mix_is_the_same_to_the_bit_in_any_company(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With batch invariance: alone, in the other loop, without drafts, and begun again after losing its pages; seeds are given."""
+    """With batch invariance: alone, in the other loop, without drafts, and begun again after losing its pages."""
     monkeypatch.setenv("DEEPINFER_BATCH_INVARIANT", "1")
     settings = {"prefix_cache": False, "page_size": 8}
     outputs = LLM(tiny_checkpoint, **settings).generate(PROMPTS, MIXED, use_tqdm=False)
@@ -269,6 +270,18 @@ class TestLogprobs:
         assert sum(map(int.__eq__, best, output.token_ids)) / 8 >= AGREE - 0.2
         again = ask(llm, LONG, max_tokens=1)
         assert again.cached_tokens == 192
+
+    def test_tokens_of_an_image_have_none(self, llm: LLM) -> None:
+        image = {"type": "image", "image": Image.new("RGB", (60, 50), "red")}
+        chat = [{"role": "user", "content": [image, {"type": "text", "text": "what?"}]}]
+        params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1)
+        (output,) = llm.chat(chat, params, use_tqdm=False)
+        marker = parts(llm).config.image_token_id
+        assert output.error is None
+        assert output.prompt_logprobs is not None
+        for place, (token, found) in enumerate(zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)):
+            assert (found is None) == (place == 0 or token == marker)
+            assert found is None or -math.inf < found.logprob <= 0
 
     def test_without_asking_there_are_none(self, llm: LLM) -> None:
         output = ask(llm, "The", max_tokens=2)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from deepinfer.core.errors import DeepInferError, EngineError
 from deepinfer.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from deepinfer.core.request import TEXT
 from deepinfer.engine.scheduler import Job
 from deepinfer.text.chat import ChatFormat
 from deepinfer.text.tokenizer import Tokenizer
@@ -92,4 +93,5 @@ def _prompt_logprobs(job: Job) -> tuple[TokenLogprobs | None, ...] | None:
     request, found = job.sequence.request, job.sequence.prompt_logprobs
     if request.params.prompt_logprobs is None:
         return None
-    return tuple(found.get(position) for position in range(len(request.token_ids)))
+    # The marker that stands for every token of an image is never drawn, so it has no probability.
+    return tuple(found.get(place) if kind == TEXT else None for place, kind in enumerate(request.token_types))

@@ -171,3 +171,22 @@ def test_without_a_drafter_there_is_no_speculation(tiny_checkpoint: Path) -> Non
     assert parts(llm).runner._speculator is None
     assert parts(llm).scheduler._limits.drafts == 0
     assert parts(llm).runner._caches.ring == llm.config.sliding_window + 1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"nextn": 2}, {"asynchronous": False}, {"varlen": True, "max_num_seqs": 2}], ids=str
+)
+def test_deterministic_requests_are_the_same_bit_for_bit(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object]
+) -> None:
+    """With batch invariance and seeds, whether, how deep and how adaptively drafts are verified changes no bit."""
+    monkeypatch.setenv("DEEPINFER_BATCH_INVARIANT", "1")
+    params = [
+        SamplingParams(temperature=n % 3 / 2, top_p=0.95, seq_seed=n, max_tokens=10, ignore_eos=True, logprobs=1)
+        for n in range(len(PROMPTS))
+    ]
+    expected = LLM(tiny_checkpoint, nextn=0).generate(PROMPTS, params, use_tqdm=False)
+    force(monkeypatch, sequences(expected), 3)
+    made = LLM(tiny_checkpoint, **settings).generate(PROMPTS, params, use_tqdm=False)
+    assert tokens(made) == tokens(expected)
+    assert [one.outputs[0].logprobs for one in made] == [one.outputs[0].logprobs for one in expected]

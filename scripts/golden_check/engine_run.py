@@ -65,7 +65,7 @@ class _Recorder:
     def __getattr__(self, name: str) -> object:
         return getattr(self.model, name)
 
-    def step(self, batch: Batch, caches: Caches) -> StepOutput:
+    def step(self, batch: Batch, caches: Caches, features: bool = False) -> StepOutput:
         every = torch.arange(len(batch.decoder_rows), device=self.model.device)
         output = self.model.step(replace(batch, sample_rows=every), caches, features=True)
         assert output.features is not None

@@ -17,6 +17,7 @@ from deepinfer.engine.engine import Engine
 from deepinfer.engine.group import EngineGroup, topology_of
 from deepinfer.engine.progress import Progress
 from deepinfer.engine.statistics import EngineStatistics
+from deepinfer.speculative.rounds import Round
 
 OnError = Literal["raise", "return"]
 OnOutput = Callable[[RequestOutput], None]
@@ -53,6 +54,15 @@ class LLM:
     def statistics(self) -> EngineStatistics:
         """What the engine has done so far; `lines()` of it is a report."""
         return self._engine.statistics
+
+    def record_rounds(self) -> list[Round]:
+        """The list that gets every round of speculation from now on: what `deepinfer calibrate` is fitted to.
+
+        ConfigError where nothing is drafted, and where ranks do the work.
+        """
+        if not isinstance(self._engine, Engine):
+            raise ConfigError("rounds are recorded by one rank alone; set ep and dp to 1")
+        return self._engine.record_rounds()
 
     def close(self) -> None:
         """Keep cached pages for the next process, where a disk cache is set; the LLM can still be used."""

@@ -164,10 +164,9 @@ class TestCalibrate:
         assert len(seen["mini"]) == len(seen["calibrate"]) == 4
         assert not set(seen["mini"]) & set(seen["calibrate"])
 
-    def test_a_model_without_drafter_is_named(self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        bare = type("Bare", (), {"config": type("Config", (), {"draft_stages": 0})()})
-        monkeypatch.setattr(calibrate, "Target", lambda directory: bare)
-        with pytest.raises(ConfigError, match="nothing to calibrate"):
+    def test_an_engine_without_drafts_is_named(self, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DEEPINFER_USE_NEXTN_DECODE", "0")
+        with pytest.raises(ConfigError, match="nothing is drafted"):
             calibrate.collect(checkpoint, {"json": 1}, seed=0)
 
     def test_without_exercises_there_is_nothing_to_fit(self, checkpoint: Path) -> None:

@@ -11,50 +11,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from deepinfer import LLM
 from deepinfer.checkpoint.locate import resolve_model
 from deepinfer.core.errors import ConfigError, DeepInferError
-from deepinfer.speculative.calibration import Calibration, Errors, Observations, errors, fit_temperatures
+from deepinfer.speculative.calibration import fit, report
 from deepinfer.speculative.rounds import Round
+from deepinfer.text.tokenizer import Tokenizer
 from eval.questions import COUNTS, QuestionMaker
 from eval.replies import answer
-from eval.target import Target
 
 PURPOSE = "calibration"
 
 
 def collect(directory: Path, counts: Mapping[str, int], seed: int, shown: bool = True) -> list[Round]:
     """The rounds of greedy replies to `counts[task]` exercises of each task; ConfigError if there are none."""
-    target = Target(directory)
-    if not target.config.draft_stages:
-        raise ConfigError("this checkpoint has no draft stages (num_nextn_predict_layers is 0): nothing to calibrate")
-    questions = QuestionMaker(target.config, target.tokenizer).make(counts, PURPOSE, seed)
-    replies = answer(LLM(directory), questions, shown)
-    progress = tqdm(replies, desc="drafting", disable=not shown)
-    rounds = [round_ for reply in progress for round_ in target.replay(reply.question, reply.token_ids).rounds]
+    llm = LLM(directory, varlen=False)
+    rounds = llm.record_rounds()
+    tokenizer = Tokenizer.from_file(directory)
+    answer(llm, QuestionMaker(llm.config, tokenizer).make(counts, PURPOSE, seed), shown)
     if not rounds:
         raise ConfigError("every reply ended with its first token, so nothing was drafted; take more exercises")
     return rounds
-
-
-def fit(rounds: Sequence[Round], dataset: str) -> tuple[Calibration, Errors, Errors]:
-    """Temperatures fitted on `rounds`, and the errors on them before and after."""
-    seen = Observations.of(rounds)
-    temperatures = fit_temperatures(seen)
-    before = errors(seen, Calibration.identity(len(temperatures)).temperatures)
-    after = errors(seen, temperatures)
-    return Calibration(temperatures, dataset, len(rounds), before.ece, after.ece), before, after
-
-
-def report(calibration: Calibration, before: Errors, after: Errors) -> str:
-    """A line for each position of a block, and one for all together."""
-    columns = zip(calibration.temperatures, before.ece_by_position, after.ece_by_position, strict=True)
-    lines = [f"{calibration.samples} rounds of {calibration.dataset}", "drafts  temperature  ECE before  ECE after"]
-    lines += [f"{k:6}  {t:11.3f}  {one:10.4f}  {two:9.4f}" for k, (t, one, two) in enumerate(columns, 1)]
-    lines.append(f"   all               {before.ece:10.4f}  {after.ece:9.4f}")
-    return "\n".join(lines)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

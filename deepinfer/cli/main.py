@@ -5,11 +5,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from deepinfer.cli import generate, info, memory, profile
+from deepinfer.cli import calibrate, generate, info, memory, profile
 from deepinfer.config.envs import describe_environment
 from deepinfer.core.errors import DeepInferError
 
-COMMANDS = (generate, info, memory, profile)
+COMMANDS = (generate, info, memory, profile, calibrate)
 ERROR = 2  # argparse's own exit code for a bad command line
 STOPPED = 130  # what shells report for a command that an interrupt ended
 

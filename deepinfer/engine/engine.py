@@ -23,6 +23,7 @@ from deepinfer.sampling.grammar.compiler import Compiler
 from deepinfer.sampling.grammar.request import GrammarDesk
 from deepinfer.sampling.grammar.vocabulary import Vocabulary
 from deepinfer.sampling.random import derived_seed
+from deepinfer.speculative.rounds import Round
 from deepinfer.speculative.times import Measured
 from deepinfer.text.chat import ChatFormat
 from deepinfer.text.loading import ImageLoader
@@ -96,6 +97,10 @@ class Engine:
     def stand_by(self) -> bool:
         """Help other ranks with one step of theirs; False if they have none. No request may be running here."""
         return self._parts.runner.stand_by()
+
+    def record_rounds(self) -> list[Round]:
+        """The list that gets the rounds of speculation from now on. ConfigError without drafts."""
+        return self._parts.runner.record()
 
     def profile(self) -> tuple[str, Measured]:
         """Measure what rounds of speculation cost: the platform's name, and times. ConfigError without drafts."""

@@ -28,9 +28,13 @@ from deepinfer.ops.choice import batch_invariant
 from deepinfer.sampling.grammar.grammars import Grammars
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.speculative.calibration import Calibration
+from deepinfer.speculative.recording import recorded_rounds
+from deepinfer.speculative.rounds import Round
 from deepinfer.speculative.speculator import Speculator
 from deepinfer.speculative.statistics import SpeculationStatistics
 from deepinfer.speculative.times import Measured
+
+NO_DRAFTS = "nothing is drafted here: nextn is 0, or this checkpoint has no draft stages"
 
 
 class ModelRunner:
@@ -62,6 +66,7 @@ class ModelRunner:
             fitted = calibration or Calibration.identity(drafter.block_size)
             self._speculator = Speculator(drafter, self.sampler, caches, fitted, rejection)
         self.speculation = SpeculationStatistics()
+        self._rounds: list[Round] | None = None
         self._places = Places()
         self._requests: dict[int, Request] = {}
         self._images: dict[int, PromptImages] = {}
@@ -132,10 +137,17 @@ class ModelRunner:
         sampled = replace(sampled, prompts=scored)
         return among(plan, spans, sampled) if len(spans) < len(plan.spans) else sampled
 
+    def record(self) -> list[Round]:
+        """The list that gets the rounds of speculation from now on, for calibration. ConfigError without drafts."""
+        if self._speculator is None:
+            raise ConfigError(NO_DRAFTS)
+        self._rounds = []
+        return self._rounds
+
     def profile(self, ids: Sequence[int]) -> tuple[str, Measured]:
         """Time rounds of all sizes with text `ids`; the platform's name, and times. No request may use the caches."""
         if self._speculator is None:
-            raise ConfigError("nothing is drafted here: nextn is 0, or the checkpoint has no draft stages")
+            raise ConfigError(NO_DRAFTS)
         if self._requests:
             raise ValueError("requests use the caches")
         measured = measure(self._model, self._speculator.drafter, self._caches, ids)
@@ -177,6 +189,9 @@ class ModelRunner:
         if any(span.drafts for span in spans) and self._speculator is not None:
             chances = self._speculator.survival(spans)
             sampled = self._speculator.sample(logits, spans, masks)
+            if self._rounds is not None:
+                eos, confidence = self._model.config.eos_token_id, self._speculator.confidence(spans)
+                self._rounds += recorded_rounds(spans, sampled.lists(), confidence, eos)
         else:
             sampled = self.sampler.sample(logits, [SampledRow(s.request_id, s.slot, s.end) for s in spans], masks)
         newest, counts = sampled.tokens, [1] * len(spans)

@@ -7,12 +7,14 @@ from torch import Tensor
 class Blocks:
     """What was drafted after each slot's newest token.
 
-    tokens: int64 [slots, G]. survival: FP64 [slots, G], the chance that a draft and all before it will be accepted.
+    tokens: int64 [slots, G]. confidence: FP32 [slots, G], logits as the drafter gave them. survival: FP64 [slots, G],
+    the chance that a draft and all before it will be accepted.
     Which slots hold a block is known to the host alone: `fresh` are the requests whose block no step has run yet.
     """
 
     def __init__(self, slots: int, block: int, device: torch.device) -> None:
         self.tokens = torch.zeros(slots, block, dtype=torch.int64, device=device)
+        self.confidence = torch.zeros(slots, block, device=device)
         self.survival = torch.zeros(slots, block, dtype=torch.float64, device=device)
         self.fresh: set[int] = set()
         self._log_weights: Tensor | None = None

@@ -173,3 +173,21 @@ def _are_temperatures(value: object, block_size: int) -> bool:
         return False
     numbers = [one for one in value if isinstance(one, int | float) and not isinstance(one, bool)]
     return len(numbers) == block_size and all(0 < one <= sys.float_info.max for one in numbers)
+
+
+def fit(rounds: Sequence[Round], dataset: str) -> "tuple[Calibration, Errors, Errors]":
+    """Temperatures fitted on `rounds`, and the errors on them before and after."""
+    seen = Observations.of(rounds)
+    temperatures = fit_temperatures(seen)
+    before = errors(seen, Calibration.identity(len(temperatures)).temperatures)
+    after = errors(seen, temperatures)
+    return Calibration(temperatures, dataset, len(rounds), before.ece, after.ece), before, after
+
+
+def report(calibration: Calibration, before: Errors, after: Errors) -> str:
+    """A line for each position of a block, and one for all together."""
+    columns = zip(calibration.temperatures, before.ece_by_position, after.ece_by_position, strict=True)
+    lines = [f"{calibration.samples} rounds of {calibration.dataset}", "drafts  temperature  ECE before  ECE after"]
+    lines += [f"{k:6}  {t:11.3f}  {one:10.4f}  {two:9.4f}" for k, (t, one, two) in enumerate(columns, 1)]
+    lines.append(f"   all               {before.ece:10.4f}  {after.ece:9.4f}")
+    return "\n".join(lines)

@@ -62,6 +62,12 @@ class Speculator:
         chances: list[list[float]] = self.blocks.survival[slots].tolist()
         return chances
 
+    def confidence(self, spans: Sequence[Span]) -> list[list[float]]:
+        """The logits of each span's drafts, before any calibration; waits for the device."""
+        slots = integers([span.slot for span in spans], self.drafter.device)
+        logits: list[list[float]] = self.blocks.confidence[slots].tolist()
+        return logits
+
     def trim(self, spans: Sequence[Span], total: int) -> list[Span]:
         """The spans with the `total` likeliest of their drafts."""
         drafted = [index for index, span in enumerate(spans) if span.drafts]
@@ -158,6 +164,7 @@ class Speculator:
             self.blocks.keep_log_weights(slots[integers(picking.random, device)], torch.stack(picking.log_weights, 1))
         chances = survival(made.confidence.double(), self._calibration.temperatures)
         self.blocks.tokens[slots], self.blocks.survival[slots] = made.tokens, chances
+        self.blocks.confidence[slots] = made.confidence
         self.blocks.fresh.update(span.request_id for span in spans)
         return chances
 

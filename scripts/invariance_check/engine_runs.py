@@ -59,7 +59,8 @@ class Engines:
     """Makes engines of one checkpoint and runs the same requests through them."""
 
     def __init__(self, directory: Path, environment: Environment, dtype: str) -> None:
-        self._directory, self._environment, self._dtype = directory, environment, dtype
+        self._directory, self._dtype = directory, dtype
+        self._environment = replace(environment, nextn=0)  # a draft that is not accepted has no place in a lone run
         self._config = ModelConfig.from_file(directory / "config.json")
 
     @property

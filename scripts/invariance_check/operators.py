@@ -21,11 +21,12 @@ ROWS: dict[str, dict[int, int]] = {
     "rotate": {0: 0, 1: 0},
     "rotations": {0: 0},
     "route": {0: 0},
-    "routed_experts": {0: 0, 1: 0, 2: 0},
+    "routed_experts": {0: 0, 1: 0, 2: 0, 6: 0},
     "shared_expert": {0: 0},
     "coefficients": {0: 0},
     "collapse": {0: 0, 1: 0},
     "expand": {0: 0, 1: 0, 2: 0},
+    "advance": {0: 0, 1: 0, 2: 0},
     "remember": {0: 0, 1: 0, 3: 0},
     "pool_pairs": {0: 0, 1: 0},
     "index_scores": {0: 1, 2: 1},
@@ -87,6 +88,8 @@ def _copied(value: Any) -> Any:
 
 
 def _cut(value: Any, dim: int, first: int, last: int) -> Any:
+    if value is None:
+        return None
     if isinstance(value, Tensor):
         return value.narrow(dim, first, last - first)
     parts = [_cut(part, dim, first, last) for part in value]

@@ -16,7 +16,7 @@ _SUMMED = 1024
 _WIDE = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m", "n", "tiles_m", "tiles_n"])
 def _product(
     a_ptr, b_ptr, c_ptr, m, n, k, a_item, a_row, a_inner, b_item, b_inner, b_column, tiles_m, tiles_n,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,

@@ -1,6 +1,7 @@
 """Every benchmark runs on a small model and prints a line for each case; doc/performance.md names them all."""
 
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import batch_invariance
 import context_cost
 import decode_speed
 import many_requests
@@ -51,6 +53,13 @@ def test_sampling(capsys: Output) -> None:
     assert [line[8:].split("  ")[0] for line in lines] == names * 2
     assert [float(line.split()[0]) for line in lines] == [1.0] * len(names) + [5.0] * len(names)
     assert all(float(line[30:38]) > 0 for line in lines)
+
+
+def test_batch_invariance(tiny_checkpoint: Path, capsys: Output) -> None:
+    arguments = ["--requests", "1", "3", "--prompt", "20", "--tokens", "4", "--rounds", "2"]
+    batch_invariance.main(["--model", str(tiny_checkpoint), *arguments])
+    check(capsys.readouterr().out, [1, 1, 3, 3])
+    assert batch_invariance.VARIABLE not in os.environ
 
 
 def test_prefill_replay(tiny_checkpoint: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:

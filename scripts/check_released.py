@@ -6,7 +6,7 @@ python scripts/check_released.py [--lengths 600 2500] [--requests 6]
 Layers: each layer's attention gets the same inputs twice, by kernels row by row and by PyTorch's operators group by
 group; what it prints are relative differences. Final logits would say nothing: forty random layers turn a rounding into
 another routing. Recorded steps: the same greedy tokens as steps that are launched kernel by kernel. Exit status 1 if a
-layer differs by more than 3% or a token does.
+layer differs by more than 15% or a token does.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-os.environ["DEEPINFER_ACCELERATOR"] = "nvidia"
 
 from benchmarking.rig import Rig, Shape, make_rig
 
@@ -33,7 +32,8 @@ from deepinfer.model.model import InferenceModel
 from deepinfer.model.streams import site_mix
 from deepinfer.ops.hyper_connections import advance
 
-LIMIT = 3e-2
+LIMIT = 0.15
+"""Of a layer: both ways round queries to 16 bits, each in its own, and then outputs to FP8, twice; a fault gives 1."""
 STEPS = 5
 
 
@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--lengths", type=int, nargs="+", default=[600, 2500], help="tokens of the prompts")
     parser.add_argument("--requests", type=int, default=6, help="of the recorded steps")
     options = parser.parse_args()
+    os.environ["DEEPINFER_ACCELERATOR"] = "nvidia"
     with torch.inference_mode():
         rig = make_rig(Shape(RELEASED, True, 8, 1 << 20, 64), options.requests, max(*options.lengths, 2000) + 64)
         classes = [token % rig.config.engram_compressed_vocab_size for token in range(rig.config.vocab_size)]
@@ -67,7 +68,8 @@ def differences(rig: Rig, groups: InferenceModel, batch: Batch) -> list[float]:
     reaches = [(one, one._reach(batch.encoder, caches)) for one in (groups, model)]
     for number, layer in enumerate(model.weights.layers):
         if layer.engram is not None and rows.memory is not None:
-            rows = rows.enter(engram(rows.x, rows.memory, layer.engram, config), layer.attention_site, config)
+            streams = engram(rows.x, number, rows.memory, layer.engram, config)
+            rows = rows.enter(streams, layer.attention_site, config)
         if number in config.kv_source_layer_ids:
             compress(rows.h, number, layer.attention, model._compressed, batch, caches, config)
         if number == config.decoder_start:

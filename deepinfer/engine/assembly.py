@@ -109,7 +109,8 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
         policy = ScheduledDrafts(limits.drafts, RoundTimes(measured))
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys, pictures, policy)
     alone = drafter is None and (member is None or member.collectives is None)
-    recorded = RecordedSteps(model, caches, record=True) if alone and operators is not None else None
+    on_device = alone and loads is None and not form.tables_on_host  # a recording can neither wait nor count
+    recorded = RecordedSteps(model, caches, record=True) if on_device and operators is not None else None
     runner = ModelRunner(
         model, caches, tokenizer.vocab_size, environment.batch_invariant, drafter=drafter, calibration=calibration,
         rejection=_rejection(environment, settings), recorded=recorded,

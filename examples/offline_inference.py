@@ -48,6 +48,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_false",
         help="plan each step only when the one before it is done",
     )
+    for name, about in (
+        ("ep", "ranks that share the routed experts"),
+        ("dp", "ranks with requests of their own"),
+        ("cp", "ranks that share a prompt; must divide ep"),
+    ):
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{about} (default: from the others, else 1)")
     return parser.parse_args(arguments)
 
 
@@ -160,7 +166,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise InputError(f"{options.json} cannot be written; --json takes a file in a directory that exists")
     params = SamplingParams(options.temperature, options.max_tokens, seq_seed=options.seed)
-    llm = LLM(options.model, asynchronous=options.asynchronous)
+    layout = {"ep": options.ep, "dp": options.dp, "cp": 1 if options.cp is None else options.cp}
+    llm = LLM(options.model, asynchronous=options.asynchronous, **layout)
     print(f"model: {llm.directory}")
     begin = time.perf_counter()
     outputs = answer(llm, tasks, params)

@@ -94,6 +94,23 @@ def test_a_bad_prompt_harms_no_other(two: LLM, alone: list[RequestOutput]) -> No
     assert outputs[2].token_ids == alone[2].token_ids[: PARAMS[0].max_tokens]
 
 
+def test_completions_grammars_and_chats_on_any_rank(two: LLM, tiny_checkpoint: Path) -> None:
+    params = [
+        SamplingParams(1, max_tokens=12, seq_seed=1, n=3),
+        SamplingParams(1, max_tokens=12, seq_seed=2, so_args={"regex": "[ab]{3}c"}),
+        SamplingParams(0, max_tokens=12, so_args={"json_schema": {"type": "boolean"}}),
+        SamplingParams(0, max_tokens=12, stop_token_ids=range(0, 256, 5)),
+    ]
+    chats = [[{"role": "user", "content": f"Count to {number}."}] for number in range(4)]
+    outputs = two.chat(chats, params, thinking=False, use_tqdm=False)
+    alone = LLM(tiny_checkpoint).chat(chats, params, thinking=False, use_tqdm=False)
+    assert tokens(outputs) == tokens(alone)
+    assert [one.text for one in outputs[0].outputs] == [one.text for one in alone[0].outputs]
+    assert outputs[1].text.strip("abc") == ""
+    assert outputs[2].text in ("true", "false")
+    assert [output.outputs[0].content for output in outputs] == [output.outputs[0].content for output in alone]
+
+
 def test_what_a_callback_raises_ends_the_call_and_no_more(two: LLM, alone: list[RequestOutput]) -> None:
     def interrupt(output: RequestOutput) -> None:
         raise KeyboardInterrupt

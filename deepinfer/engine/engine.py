@@ -47,7 +47,7 @@ class Engine:
         capacity = self._parts.kv.total_pages * self._parts.kv.page_size
         self._turn = Lock()
         vocabulary = Vocabulary(self.tokenizer, self.config.vocab_size, self.config.eos_token_id)
-        grammars = GrammarDesk(Compiler(vocabulary))
+        self.grammars = grammars = GrammarDesk(Compiler(vocabulary))
         images = ImageLoader(self.config.vision, _image_limits(settings))
         self.admission = Admission(self.config, self.tokenizer, self._chat_format, grammars, images, capacity)
         parts = self._parts

@@ -20,6 +20,8 @@ from deepinfer.engine.sequence import Sequence
 from deepinfer.parallel.member import Member
 from deepinfer.parallel.ranks import Ranks
 from deepinfer.parallel.topology import Topology
+from deepinfer.sampling.grammar.constraint import Constraint
+from deepinfer.sampling.grammar.request import GrammarDesk
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,29 @@ class Orders:
     directory: Path
     environment: Environment
     settings: EngineConfig
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A request on its way to another rank, which compiles its grammar again."""
+
+    request: Request
+    constraint: Constraint | None = None
+    end_thinking: int | None = None
+
+    @classmethod
+    def pack(cls, request: Request) -> "Parcel":
+        """Make the request ready to be sent."""
+        grammar = request.grammar
+        if grammar is None:
+            return cls(request)
+        return cls(replace(request, grammar=None), grammar.constraint, grammar.end_thinking)
+
+    def unpack(self, grammars: GrammarDesk) -> Request:
+        """The request as it was."""
+        if self.constraint is None:
+            return self.request
+        return replace(self.request, grammar=grammars.start(self.constraint, self.end_thinking))
 
 
 @dataclass(frozen=True)
@@ -73,12 +98,12 @@ class Follower:
         """Wait for the next call and do this rank's part."""
         call, self._call = self._call, self._call + 1
         key = call_key(call, self._ranks.rank)
-        share: list[Request] | None = self._ranks.take(key)
+        share: list[Parcel] | None = self._ranks.take(key)
         self._ranks.drop(key)
         if share is None:
             self._engine.close()
         else:
-            self._answer(call, share)
+            self._answer(call, [parcel.unpack(self._engine.grammars) for parcel in share])
         self._ranks.post(Done(call, self._engine.statistics.snapshot()))
 
     def _answer(self, call: int, share: list[Request]) -> None:

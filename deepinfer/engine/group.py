@@ -18,7 +18,7 @@ from deepinfer.core.outputs import RequestOutput
 from deepinfer.core.request import Request
 from deepinfer.engine.children import Children
 from deepinfer.engine.content import content_keys
-from deepinfer.engine.follower import Answer, Done, Follower, Orders, call_key, cancel_key, join, result_key
+from deepinfer.engine.follower import Answer, Done, Follower, Orders, Parcel, call_key, cancel_key, join, result_key
 from deepinfer.engine.sequence import Sequence as Running
 from deepinfer.engine.statistics import EngineStatistics, merged
 from deepinfer.parallel.ranks import Ranks, agreed_port, free_port
@@ -114,7 +114,7 @@ class EngineGroup:
     ) -> list[RequestOutput]:
         shares = self._shares(requests)
         for rank in range(1, self._ranks.size):
-            self._ranks.publish(call_key(call, rank), shares[rank])
+            self._ranks.publish(call_key(call, rank), [Parcel.pack(request) for request in shares[rank]])
         gathering = _Gathering(call, requests, on_step, on_output)
 
         def stepped(rows: list[Running]) -> None:

@@ -17,13 +17,17 @@ from deepinfer.text.reply import Opening, ReplyFormat
 class RequestGrammar:
     """A grammar that is compiled or being compiled.
 
-    end_thinking: the token after which it holds; None: from the first on.
-    unenforced: JSON paths of what was asked for and is not enforced.
+    constraint: what it was made from. end_thinking: the token after which it holds; None: from the first on.
     """
 
     compiling: "Future[Compiled]"
+    constraint: Constraint
     end_thinking: int | None = None
-    unenforced: tuple[str, ...] = ()
+
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """JSON paths of what was asked for and is not enforced."""
+        return self.constraint.unenforced
 
     def wait(self) -> None:
         """Return when it is compiled; RequestError if it cannot be."""
@@ -42,7 +46,7 @@ class GrammarDesk:
 
     def plain(self, params: SamplingParams) -> RequestGrammar | None:
         """What the continuation of a prompt is held to."""
-        return None if params.so_args is None else self._started(self._structured(params), None)
+        return None if params.so_args is None else self.start(self._structured(params), None)
 
     def reply(
         self, params: SamplingParams, reply: ReplyFormat, tools: Sequence[Mapping[str, Any]] | None
@@ -51,11 +55,11 @@ class GrammarDesk:
         thinks = reply.opening in (Opening.REASONING, Opening.CONTINUED_REASONING)
         end_thinking = self._compiler.vocabulary.end_thinking if thinks else None
         if params.so_args is not None:
-            return self._started(self._structured(params), end_thinking)
+            return self.start(self._structured(params), end_thinking)
         markup = self._compiler.vocabulary.markup
         if not tools or not reply.tools or markup is None or params.ignore_eos:
             return None
-        return self._started(declared_tools(tools, markup, reply.opening is Opening.TOOL_CALLS), end_thinking)
+        return self.start(declared_tools(tools, markup, reply.opening is Opening.TOOL_CALLS), end_thinking)
 
     def _structured(self, params: SamplingParams) -> Constraint:
         if params.ignore_eos:
@@ -64,5 +68,6 @@ class GrammarDesk:
             )
         return structured_output(params.so_args or {})
 
-    def _started(self, constraint: Constraint, end_thinking: int | None) -> RequestGrammar:
-        return RequestGrammar(self._compiler.compile(constraint), end_thinking, constraint.unenforced)
+    def start(self, constraint: Constraint, end_thinking: int | None) -> RequestGrammar:
+        """Start compiling what holds behind the token `end_thinking` (None: from the first token on)."""
+        return RequestGrammar(self._compiler.compile(constraint), constraint, end_thinking)

@@ -54,7 +54,8 @@ class ModelRunner:
         `calibration` mends its confidence; `rejection`: whether those of random requests are judged by that rule.
         recorded: runs the decode steps of an engine without a drafter.
         """
-        self._model, self._caches, self._invariant, self._recorded = model, caches, invariant, recorded
+        self._model, self._caches, self._invariant = model, caches, invariant
+        self._recorded = recorded if model.recordable else None
         config = model.config
         forbidden = torch.arange(config.vocab_size, device=model.device) >= vocabulary
         if config.image_token_id is not None:

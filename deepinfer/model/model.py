@@ -45,7 +45,12 @@ class StepOutput:
 
 
 class InferenceModel:
-    """The target model: weights and constants; all state lies in the caches it is given."""
+    """The target model: weights and constants; all state lies in the caches it is given.
+
+    recordable: whether a step of fixed shape does the same work each time, without a look from the host.
+    """
+
+    recordable = True
 
     def __init__(
         self,

@@ -21,8 +21,11 @@ from deepinfer.parallel.tables import SharedTables
 class SharingModel(InferenceModel):
     """One rank's model. Every step begins with an agreement on what all ranks are about to run.
 
-    A step that fails ends all ranks: the others wait for its experts.
+    A step that fails ends all ranks: the others wait for its experts. It cannot be recorded, since the host has to know
+    how many rows go where.
     """
+
+    recordable = False
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ def enter_streams(embedded: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor
     """Embeddings [M, H] in every stream [M, S, H], and the pre-mix FP32 [M, S] that reads the first of them."""
     x = embedded[:, None].expand(-1, config.hc_mult, -1)
     p = torch.zeros(x.shape[:2], device=x.device)
-    p[:, 0] = 1
+    p[:, 0].fill_(1)  # an assignment might copy from the host, which a recorded step cannot
     return x, p
 
 

@@ -105,7 +105,7 @@ def test_a_token_that_could_not_be_drawn_fails_its_request_alone() -> None:
         scheduler.add(request(PROMPT[:4]))
     plan = scheduler.plan()
     assert plan is not None
-    bad, good = scheduler.commit(plan.number, {0: -1, 1: 5})
+    bad, good = scheduler.commit(plan.number, {0: [-1], 1: [5]})
     assert (bad.sequence.finish_reason, bad.sequence.generated) == ("error", [])
     assert "no token could be drawn" in str(bad.error)
     assert good.sequence.generated == [5]

@@ -5,7 +5,7 @@ import struct
 from threading import Lock
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from deepinfer.core.errors import RequestError
 from deepinfer.text.fetch import Fetcher
@@ -34,7 +34,8 @@ def load_image(source: ImageLike, limits: ImageLimits = _DEFAULT) -> Image.Image
     try:
         image = Image.open(io.BytesIO(file.data), formats=FORMATS)
     except Exception as error:  # Pillow's plugins raise many types on broken files
-        raise RequestError(f"{file.where} is not a readable image ({', '.join(FORMATS)}): {error}") from error
+        reason = "" if isinstance(error, UnidentifiedImageError) else f": {error}"
+        raise RequestError(f"{file.where} is not a readable image ({', '.join(FORMATS)}){reason}") from error
     with image:
         return _decode(image, file.where, limits)
 

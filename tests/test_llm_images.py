@@ -104,6 +104,18 @@ class TestSharing:
         assert statistics.patches == preprocess(picture(), llm.config.vision).grid.patches
         assert "images     1 encoded (88 patches), 3 were there already, 0 dropped" in llm.statistics.lines()
 
+    def test_what_is_read_behind_a_hit_is_right(self, tiny_checkpoint: Path, oracle: Oracle) -> None:
+        """Hits that end behind both images, and between them."""
+        llm = LLM(tiny_checkpoint, page_size=4, prefix_cache=True)
+        shown = [preprocess(picture(seed), llm.config.vision) for seed in (0, 1)]
+        first = ask(llm, chat(picture(0), picture(1), text="Long enough to reach far back. " * 3))[0]
+        assert first.cached_tokens == 0
+        again = ask(llm, chat(picture(0), picture(1), text="Long enough to reach far back. " * 3))[0]
+        other = ask(llm, chat(picture(0), picture(5), text="Long enough to reach far back. " * 3))[0]
+        assert again.cached_tokens > other.cached_tokens > 20
+        assert oracle.agreement([again], shown) == 1
+        assert oracle.agreement([other], [shown[0], preprocess(picture(5), llm.config.vision)]) == 1
+
     def test_a_changed_pixel_is_another_image(self, tiny_checkpoint: Path) -> None:
         llm, changed = LLM(tiny_checkpoint, page_size=4), picture()
         red, green, blue = changed.getpixel((43, 29))

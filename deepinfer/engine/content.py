@@ -27,6 +27,8 @@ def content_keys(request: Request) -> Sequence[Hashable]:
 
 def image_spans(request: Request) -> tuple[ImageSpan, ...]:
     """Where the images of a request stand in its prompt, in their order."""
+    if not request.images:
+        return ()
     starts = [position for position, kind in enumerate(request.token_types) if kind == START]
     return tuple(
         ImageSpan(start, start + image.grid.tokens, image.digest, len(image.patches), image.grid.rows * image.grid.cols)

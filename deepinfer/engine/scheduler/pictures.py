@@ -164,6 +164,8 @@ class Pictures:
 
     def _make_room(self, size: int) -> bool:
         """Drop images that nobody is about to read, as far as it takes; whether `size` bytes may be added."""
+        if self._used + size <= self._limits.cache_bytes:
+            return True
         for digest in list(self._entries):
             if self._used + size <= self._limits.cache_bytes:
                 return True

@@ -2,6 +2,7 @@
 """Answers a handful of prompts, text, chats and a picture, with the bundled checkpoint or any other."""
 
 import argparse
+import importlib.util
 import json
 import sys
 import time
@@ -54,6 +55,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         ("cp", "ranks that share a prompt; must divide ep"),
     ):
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"{about} (default: from the others, else 1)")
+    parser.add_argument(
+        "--check_structured_output",
+        action="store_true",
+        help="instead of prompts: check a regex, a JSON schema and an EBNF grammar, each by a validator of its own",
+    )
     return parser.parse_args(arguments)
 
 
@@ -161,12 +167,30 @@ def as_json(output: RequestOutput) -> dict[str, Any]:
     }
 
 
+def check_structured_output(llm: LLM) -> int:
+    """Print each answer with ok or what is wrong with it; 0 if all are ok, else 1."""
+    missing = [name for name in ("jsonschema", "lark") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"the check needs {' and '.join(missing)}; ./build.sh test installs them")
+    sys.path.insert(0, str(Path(__file__).parent))
+    from _structured_output import FORMS, ask, check
+
+    failed = 0
+    for form, output in zip(FORMS, ask(llm), strict=True):
+        wrong = check(form, output, llm.config.eos_token_id)
+        failed += wrong is not None
+        print(f"{next(iter(form.so_args)):12}{'ok' if wrong is None else f'WRONG: {wrong}'}: {output.text}")
+    return 1 if failed else 0
+
+
 def run(options: argparse.Namespace) -> int:
+    layout = {"ep": options.ep, "dp": options.dp, "cp": 1 if options.cp is None else options.cp}
+    if options.check_structured_output:
+        return check_structured_output(LLM(options.model, asynchronous=options.asynchronous, **layout))
     tasks = read_tasks(options.prompts)
     if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise InputError(f"{options.json} cannot be written; --json takes a file in a directory that exists")
     params = SamplingParams(options.temperature, options.max_tokens, seq_seed=options.seed)
-    layout = {"ep": options.ep, "dp": options.dp, "cp": 1 if options.cp is None else options.cp}
     llm = LLM(options.model, asynchronous=options.asynchronous, **layout)
     print(f"model: {llm.directory}")
     begin = time.perf_counter()

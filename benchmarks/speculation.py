@@ -8,7 +8,8 @@ no prompt rows. Length is the mean of tokens that a step gives a request.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 
 from measure import in_turns, machine, ratio
@@ -52,6 +53,28 @@ def length(before: tuple[int, int], after: tuple[int, int]) -> float:
     return (after[1] - before[1]) / (after[0] - before[0])
 
 
+def draw(requests: Sequence[int], speeds: Mapping[str, Sequence[float]], target: Path) -> None:
+    """A line for each way of decoding, both axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = {"plain": "without drafts", "all": "all drafts verified", "varlen": "variable length"}
+    figure, axes = pyplot.subplots(figsize=(6, 4))
+    for name, values in speeds.items():
+        axes.plot(requests, values, marker="o", label=names[name])
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(requests, [str(count) for count in requests])
+    axes.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%d"))
+    axes.set_xlabel("requests at once")
+    axes.set_ylabel("generated tokens/s")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(target, bbox_inches="tight")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each number of requests and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -60,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured, in turns")
     parser.add_argument("--temperature", type=float, default=0.0, help="of all requests (greedy)")
     parser.add_argument("--rule", choices=("equality", "rejection"), default="equality", help="of drafts")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw tokens a second against requests at once")
     options = parser.parse_args(arguments)
     common = {"prefix_cache": False, "max_num_seqs": max(options.requests), "draft_rule": options.rule}
     kinds = {
@@ -69,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     print(machine())
     print(f"{'requests':>8}  {'plain':>7}  {'all':>7}  {'varlen':>7}  tokens/s; all / plain; varlen / plain; lengths")
+    drawn: dict[str, list[float]] = {name: [] for name in kinds}
     for requests in options.requests:
         questions = exercises(kinds["plain"], requests)
         before = {name: rounds(llm) for name, llm in kinds.items()}
@@ -80,10 +105,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.rounds,
         )
         lengths = [f"{length(before[name], rounds(kinds[name])):.2f}" for name in ("all", "varlen")]
+        for name in kinds:
+            drawn[name].append(median(taken[name]))
         speeds = "  ".join(f"{median(taken[name]):7.1f}" for name in kinds)
         ratios = ", ".join(ratio(taken[name], taken["plain"]) for name in ("all", "varlen"))
         print(f"{requests:>8}  {speeds}  {ratios}; {', '.join(lengths)}", flush=True)
     print(*kinds["varlen"].statistics.lines(), sep="\n")
+    if options.plot is not None:
+        draw(options.requests, drawn, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Drives a scheduler with the simulated device, in any interleaving, and checks the rules of a plan after each step."""
 
+import random
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -8,13 +9,30 @@ from scheduler_device import STOP, Device, reply
 
 from deepinfer.cache.manager import KVManager
 from deepinfer.cache.tiers import HostTier
-from deepinfer.core.plan import Admitted, Plan, Span
+from deepinfer.core.plan import Admitted, Plan, Span, Verification
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
 from deepinfer.engine.replay import ReplayPolicy
 from deepinfer.engine.scheduler import EndRules, Job, Phase, Scheduler, SchedulerLimits
 
 CONTEXT = 200
+
+
+@dataclass
+class AnyDrafts:
+    """Verifies any number of drafts, and drafts or does not, as it comes."""
+
+    depth: int
+    seed: int = 0
+
+    def decide(self, chances: Sequence[Sequence[float] | None]) -> Verification:
+        draw = random.Random(self.seed)
+        self.seed += 1
+        total = draw.choice([None, 0, 1, draw.randint(0, self.depth * (1 + len(chances)))])
+        return Verification(self.depth, total, draw.random() < 0.8, True)
+
+    def observe(self, rows: int, drafted: int, seconds: float) -> None:
+        pass
 
 
 def request(prompt: Sequence[int], max_tokens: int | None = 8, priority: int = 0) -> Request:
@@ -61,6 +79,7 @@ class Harness:
     keep: int = 6
     host_pages: int = 0
     errs: int = 3
+    variable: bool = False
     ends: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,7 +88,8 @@ class Harness:
         tiers = [HostTier(self.host_pages * self.page_size * 8)] if self.host_pages else []
         self.kv = Guard(self.pages, self.page_size, self.device, tiers)
         replay = ReplayPolicy(self.mode, self.keep)
-        self.scheduler = Scheduler(self.limits, replay, self.window, self.kv, EndRules(STOP, CONTEXT))
+        policy = AnyDrafts(depth) if self.variable and depth else None
+        self.scheduler = Scheduler(self.limits, replay, self.window, self.kv, EndRules(STOP, CONTEXT), policy=policy)
         self.replay = replay
         self.requests = self.device.requests
         self.jobs: dict[int, Job] = {}

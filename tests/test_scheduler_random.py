@@ -32,6 +32,7 @@ def random_harness(draw: random.Random) -> Harness:
         keep=window + draw.choice([0, 1, 6]),
         host_pages=draw.choice([0, 3, 30]),
         errs=draw.choice([0, 1, 2, 3, 9]),
+        variable=draw.random() < 0.5,
     )
 
 
@@ -77,6 +78,7 @@ def test_random_lives(block: int, faults: bool) -> None:
     lives = [random_life(seed, 120, faults) for seed in range(block * 50, block * 50 + 50)]
     assert sum(life.kv.statistics.hit_tokens for life in lives) > 500
     assert sum(life.loads for life in lives) > 30
+    assert sum(life.device.accepted for life in lives) > 500
     totals = [life.scheduler.statistics for life in lives]
     assert sum(total.steps for total in totals) > 2000
     assert sum(total.preemptions for total in totals) > 30

@@ -63,9 +63,9 @@ class TestMemory:
         assert "890.0 bytes a token; 131,072 pages of 56,960 bytes" in out
         found = numbers(out)
         assert found["pages"] == 64 * 131072 * 890
-        assert found["windows"] == 64 * 40 * 129 * 528
-        assert found["draft windows"] == 64 * 3 * 129 * 528
-        assert found["pooling pairs"] == 64 * 3 * 2 * 512 * 4
+        assert found["windows"] == 64 * 40 * 134 * 528
+        assert found["draft windows"] == 64 * 3 * 134 * 528
+        assert found["pooling pairs"] == 64 * 3 * 4 * 2 * 512 * 4
         # One expert is 17,694,720 bytes of FP4 and 1,105,920 of scales; the tables have rows of 264 bytes.
         assert found["routed experts"] == 40 * 384 * (17_694_720 + 1_105_920)
         assert found["Engram tables"] == 264 * (384_006_168 + 384_016_682)
@@ -92,7 +92,7 @@ class TestMemory:
         out = ran(capsys, "memory", *shape, "--memory", "2000GiB")
         table = out[out.index("tokens of global KV that fit into 1.95 TiB") :]
         fits = [int(number.replace(",", "")) for number in re.findall(r" ([\d,]+)$", table, re.MULTILINE)]
-        found, sizes, memory = numbers(out), CacheSizes(released_config(), 64), 2000 * 2**30
+        found, sizes, memory = numbers(out), CacheSizes(released_config(), 64, verify_rows=6), 2000 * 2**30
         workspace = found["workspace of a step (estimate): sum"]
         stored = found["weights as stored: sum"]
         beside = [0, workspace + stored, workspace + stored - found["Engram tables"], workspace + found["all"]]
@@ -109,12 +109,16 @@ class TestMemory:
         assert out.startswith(f"{tiny_checkpoint}\n32 requests of 2,048 tokens")
         found = numbers(out)
         assert found["weights as stored: sum"] == sum(spec.stored_bytes for spec in tensor_layout(config).values())
-        assert found["caches: sum"] == CacheSizes(config, 32).total(32 * 32)
+        assert found["caches: sum"] == CacheSizes(config, 32, verify_rows=6).total(32 * 32)
 
     def test_a_rank_of_many_holds_its_part_and_says_what_it_sends(self, capsys: Output) -> None:
         shape = ("--model", "released", "--requests", "4", "--rows", "100", "--context", "4096")
-        whole = numbers(ran(capsys, "memory", *shape))
-        part = numbers(out := ran(capsys, "memory", *shape, "--ep", "8", "--cp", "2", "--extra-experts", "10"))
+        whole = numbers(ran(capsys, "memory", *shape, "--verify-rows", "1"))
+        part = numbers(
+            out := ran(
+                capsys, "memory", *shape, "--ep", "8", "--cp", "2", "--extra-experts", "10", "--verify-rows", "1"
+            )
+        )
         assert "one of 8 ranks: ep 8, dp 4, cp 2" in out
         assert part["routed experts"] * 384 == whole["routed experts"] * (384 + 16) // 8
         assert abs(part["Engram tables"] * 8 - whole["Engram tables"]) < 8 * 2 * 264

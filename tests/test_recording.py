@@ -1,5 +1,6 @@
 """Rounds of an engine as data for calibration, and the command that fits it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from deepinfer import LLM, ConfigError, SamplingParams
 from deepinfer.cli.main import main
 from deepinfer.core.plan import Span
 from deepinfer.speculative.calibration import FILE, Calibration
-from deepinfer.speculative.recording import recorded_rounds
+from deepinfer.speculative.recording import RoundLog, round_of
 
 EOS = 1
 
@@ -30,13 +31,24 @@ def span(drafts: int) -> Span:
     ],
 )
 def test_a_round(drafts: int, made: list[int], accepted: int, judged: int, emitted: int) -> None:
-    (found,) = recorded_rounds([span(drafts)], [made], [[0.5] * 5], EOS)
+    found = round_of(span(drafts), made, [0.5] * 5, EOS)
     assert (found.position, found.accepted, found.judged, found.emitted) == (10, accepted, judged, emitted)
     assert found.confidence == (0.5,) * 5
 
 
-def test_rounds_without_drafts_say_nothing() -> None:
-    assert recorded_rounds([span(0)], [[4]], [[0.5] * 5], EOS) == []
+def test_only_rounds_that_gave_tokens_count() -> None:
+    """Not those of requests that had ended, of failed steps, of prompts; without drafts there is nothing to keep."""
+    log = RoundLog(EOS)
+    log.kept = []
+    other, prompt = replace(span(3), request_id=1), replace(span(0), request_id=2, token_ids=(5,))
+    log.ran(0, [span(3), other, prompt], [[5, 6], [7], [8]], [[0.5] * 5] * 3, [[0.4] * 5] * 3)
+    log.ran(1, [span(0)], [[5]], [[]], [[]])
+    log.landed(0, {0, 2})
+    log.landed(1, {0})
+    log.landed(2, {0})
+    assert (log.statistics.rounds, log.statistics.tokens) == (2, 3)
+    assert (log.statistics.verified, log.statistics.accepted) == ([1, 1, 1], [1, 0, 0])
+    assert [one.accepted for one in log.kept] == [1]
 
 
 def test_an_engine_records_its_rounds(tiny_checkpoint: Path) -> None:

@@ -33,7 +33,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--memory", type=parse_bytes, metavar="SIZE", help="memory to fill, such as 24GiB")
     number("--page-size", usual.page_size, "tokens a page, an even number (default: %(default)s)")
     number("--rows", usual.max_num_batched_tokens, "most rows a step (default: %(default)s)")
-    number("--verify-rows", 1, "rows a request may verify in a step: longest draft + 1 (default: %(default)s)")
+    number("--verify-rows", None, "rows a request may verify in a step (default: the drafter's block + 1)")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of activations (default: %(default)s)")
     number("--ep", None, "ranks that share the routed experts: all, or 1")
     number("--dp", None, "groups of ranks with requests of their own; --requests and --rows are those of one")
@@ -46,7 +46,8 @@ def add_command(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the account."""
     model, requests, dtype = find_model(arguments.model), arguments.requests, arguments.dtype
-    sizes = CacheSizes(model.config, requests, arguments.page_size, arguments.verify_rows)
+    verified = arguments.verify_rows or 1 + model.config.dspark_block_size
+    sizes = CacheSizes(model.config, requests, arguments.page_size, verified)
     context = arguments.context or model.config.max_position_embeddings
     topology = choose_topology(arguments.ep, arguments.dp, arguments.cp, read_environment({}), None)
     on_host = arguments.engram_tables == "host"
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     print_bytes("caches", {"pages": pages * sizes.page_bytes, **_beside_pages(sizes, pages)}, _notes(sizes, pages))
     print_bytes("workspace of a step (estimate)", workspace)
     if topology.ep > 1:
-        _print_wire(model.config, topology.ep, arguments.rows, requests * arguments.verify_rows, on_host)
+        _print_wire(model.config, topology.ep, arguments.rows, requests * verified, on_host)
     if arguments.memory is not None:
         _print_fit(sizes, arguments.memory, stored, resident, sum(workspace.values()))
     return 0

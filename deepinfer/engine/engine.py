@@ -53,7 +53,11 @@ class Engine:
         parts = self._parts
         pictures = parts.pictures.statistics if parts.pictures is not None else None
         self.statistics = EngineStatistics(
-            parts.scheduler.statistics, parts.kv.statistics, parts.expert_loads, pictures, parts.runner.speculation
+            parts.scheduler.statistics,
+            parts.kv.statistics,
+            parts.expert_loads,
+            pictures,
+            parts.runner.rounds.statistics,
         )
 
     def run(
@@ -73,6 +77,7 @@ class Engine:
         with self._turn, held_interrupts() as deliver_interrupt:
 
             def landed(plan: Plan, extended: Sequence[Job]) -> None:
+                self._parts.runner.rounds.landed(plan.number, {job.request_id for job in extended})
                 seconds = self.statistics.step(plan, jobs)
                 if seconds is not None and self._parts.policy is not None:
                     drafted = len(plan.spans) if plan.drafting else 0
@@ -131,6 +136,7 @@ class Engine:
         for request_id in jobs:
             self._parts.scheduler.cancel(request_id)
             self._parts.runner.forget(request_id)
+        self._parts.runner.rounds.forget()
 
     def _ended(self, job: Job, answer: Answer, on_output: Callable[[RequestOutput], None] | None) -> None:
         answer.take(job, completion_output(job, self.tokenizer, self._chat_format))

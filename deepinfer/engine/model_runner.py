@@ -28,10 +28,9 @@ from deepinfer.ops.choice import batch_invariant
 from deepinfer.sampling.grammar.grammars import Grammars
 from deepinfer.sampling.sampler import Sampler
 from deepinfer.speculative.calibration import Calibration
-from deepinfer.speculative.recording import recorded_rounds
+from deepinfer.speculative.recording import RoundLog
 from deepinfer.speculative.rounds import Round
 from deepinfer.speculative.speculator import Speculator
-from deepinfer.speculative.statistics import SpeculationStatistics
 from deepinfer.speculative.times import Measured
 
 NO_DRAFTS = "nothing is drafted here: nextn is 0, or this checkpoint has no draft stages"
@@ -66,8 +65,7 @@ class ModelRunner:
         if drafter is not None:
             fitted = calibration or Calibration.identity(drafter.block_size)
             self._speculator = Speculator(drafter, self.sampler, caches, fitted, rejection)
-        self.speculation = SpeculationStatistics()
-        self._rounds: list[Round] | None = None
+        self.rounds = RoundLog(config.eos_token_id)
         self._places = Places()
         self._requests: dict[int, Request] = {}
         self._images: dict[int, PromptImages] = {}
@@ -101,7 +99,7 @@ class ModelRunner:
         begin = time.perf_counter()
         failures = self._encode(plan)
         sampled = self._step(plan)
-        self.speculation.running += time.perf_counter() - begin
+        self.rounds.statistics.running += time.perf_counter() - begin
         return replace(sampled, failures=failures) if failures else sampled
 
     def _encode(self, plan: Plan) -> dict[int, EngineError]:
@@ -134,7 +132,7 @@ class ModelRunner:
             self._speculator.remember(output.features, batch.decoder)
         self.sampler.read(spans, batch)
         masks = None if filling is None else self.grammars.on_device(filling.result())
-        sampled = self._sample(output.logits, [span for span in spans if span.sample], masks, plan.drafting)
+        sampled = self._sample(output.logits, [span for span in spans if span.sample], masks, plan)
         sampled = replace(sampled, prompts=scored)
         return among(plan, spans, sampled) if len(spans) < len(plan.spans) else sampled
 
@@ -142,8 +140,8 @@ class ModelRunner:
         """The list that gets the rounds of speculation from now on, for calibration. ConfigError without drafts."""
         if self._speculator is None:
             raise ConfigError(NO_DRAFTS)
-        self._rounds = []
-        return self._rounds
+        self.rounds.kept = []
+        return self.rounds.kept
 
     def profile(self, ids: Sequence[int]) -> tuple[str, Measured]:
         """Time rounds of all sizes with text `ids`; the platform's name, and times. No request may use the caches."""
@@ -184,15 +182,12 @@ class ModelRunner:
         drafts: list[int] = self._speculator.blocks.tokens[span.slot, : span.drafts].tolist()
         return drafts
 
-    def _sample(self, logits: Tensor, spans: Sequence[Span], masks: TokenMasks | None, drafting: bool) -> Sampled:
-        """The next tokens of `spans`, and blocks drafted behind them if that is wanted."""
-        chances: Sequence[Sequence[float]] = [()] * len(spans)
+    def _sample(self, logits: Tensor, spans: Sequence[Span], masks: TokenMasks | None, plan: Plan) -> Sampled:
+        """The next tokens of `spans`, and blocks drafted behind them if the plan wants that."""
+        confidence = survival = [list[float]()] * len(spans)
         if any(span.drafts for span in spans) and self._speculator is not None:
-            chances = self._speculator.survival(spans)
+            confidence, survival = self._speculator.stated(spans)
             sampled = self._speculator.sample(logits, spans, masks)
-            if self._rounds is not None:
-                eos, confidence = self._model.config.eos_token_id, self._speculator.confidence(spans)
-                self._rounds += recorded_rounds(spans, sampled.lists(), confidence, eos)
         else:
             sampled = self.sampler.sample(logits, [SampledRow(s.request_id, s.slot, s.end) for s in spans], masks)
         newest, counts = sampled.tokens, [1] * len(spans)
@@ -205,12 +200,10 @@ class ModelRunner:
         positions = self._places.advance(spans, counts)
         if self._speculator is None:
             return sampled
-        for span, count, survival in zip(spans, counts, chances, strict=True):
-            if span.token_ids is None:
-                self.speculation.count(span.drafts, count - 1, survival)
+        self.rounds.ran(plan.number, spans, sampled.lists(), confidence, survival)
         begin = time.perf_counter()
-        sampled = replace(sampled, survival=self._speculator.draft(spans, newest, positions, drafting))
-        self.speculation.drafting += time.perf_counter() - begin
+        sampled = replace(sampled, survival=self._speculator.draft(spans, newest, positions, plan.drafting))
+        self.rounds.statistics.drafting += time.perf_counter() - begin
         return sampled
 
     def _map_pages(self, pages: Mapping[int, Sequence[int]]) -> None:

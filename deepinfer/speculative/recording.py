@@ -1,24 +1,66 @@
-"""What an engine's rounds say about confidence: the data that calibration is fitted to."""
+"""The rounds of an engine: counted for its report, and kept as the data that calibration is fitted to.
 
-from collections.abc import Sequence
+Only the host knows whose rounds count: a step may run rows of a request that has ended with the step before.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from deepinfer.core.plan import Span
 from deepinfer.speculative.rounds import Round
+from deepinfer.speculative.statistics import SpeculationStatistics
 
 
-def recorded_rounds(
-    spans: Sequence[Span], tokens: Sequence[Sequence[int]], confidence: Sequence[Sequence[float]], eos: int
-) -> list[Round]:
-    """The rounds of the spans that verified drafts.
+@dataclass(frozen=True)
+class JudgedRound:
+    """A request's round with the survival that its drafts were stated to have."""
 
-    tokens: what each gave. confidence: logits of its block. A request is taken to end with `eos`: of drafts behind it
-    nothing is known.
-    """
-    rounds = []
-    for span, made, logits in zip(spans, tokens, confidence, strict=True):
-        if span.drafts:
-            ends = made.index(eos) + 1 if eos in made else span.drafts
-            judged = min(span.drafts, ends)
-            accepted = min(len(made) - 1, judged)
-            rounds.append(Round(span.first, accepted, judged, min(len(made), ends + (eos not in made)), tuple(logits)))
-    return rounds
+    request_id: int
+    round_: Round
+    survival: Sequence[float]
+
+
+class RoundLog:
+    """Holds the rounds of steps in flight until they come back."""
+
+    def __init__(self, eos: int) -> None:
+        """A request is taken to end with `eos`: of drafts behind it nothing is known."""
+        self.statistics = SpeculationStatistics()
+        self.kept: list[Round] | None = None  # what was asked to be kept
+        self._eos = eos
+        self._in_flight: dict[int, list[JudgedRound]] = {}
+
+    def ran(
+        self,
+        step: int,
+        spans: Sequence[Span],
+        tokens: Sequence[Sequence[int]],
+        confidence: Sequence[Sequence[float]],
+        survival: Sequence[Sequence[float]],
+    ) -> None:
+        """Take note of a step's sampled spans: what each gave, and confidence logits and survival of its block."""
+        self._in_flight[step] = [
+            JudgedRound(span.request_id, round_of(span, made, logits, self._eos), chances)
+            for span, made, logits, chances in zip(spans, tokens, confidence, survival, strict=True)
+            if span.token_ids is None and made
+        ]
+
+    def landed(self, step: int, requests: Collection[int]) -> None:
+        """The step came back, and gave tokens to these requests."""
+        for one in self._in_flight.pop(step, ()):
+            if one.request_id in requests:
+                self.statistics.count(one.round_.judged, one.round_.accepted, one.survival)
+                if self.kept is not None and one.round_.judged:
+                    self.kept.append(one.round_)
+
+    def forget(self) -> None:
+        """Nothing is in flight any more."""
+        self._in_flight.clear()
+
+
+def round_of(span: Span, made: Sequence[int], logits: Sequence[float], eos: int) -> Round:
+    """The round of a span that gave the tokens `made`."""
+    ends = made.index(eos) + 1 if eos in made else None
+    judged = span.drafts if ends is None else min(span.drafts, ends)
+    emitted = len(made) if ends is None else ends
+    return Round(span.first, min(len(made) - 1, judged), judged, emitted, tuple(logits))

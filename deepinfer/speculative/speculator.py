@@ -56,17 +56,10 @@ class Speculator:
         if len(features):
             self.drafter.remember(features, half, self._caches)
 
-    def survival(self, spans: Sequence[Span]) -> list[list[float]]:
-        """The chances of each span's drafts; waits for the device."""
+    def stated(self, spans: Sequence[Span]) -> tuple[list[list[float]], list[list[float]]]:
+        """What is stated of each span's drafts: confidence logits, and survival; waits for the device."""
         slots = integers([span.slot for span in spans], self.drafter.device)
-        chances: list[list[float]] = self.blocks.survival[slots].tolist()
-        return chances
-
-    def confidence(self, spans: Sequence[Span]) -> list[list[float]]:
-        """The logits of each span's drafts, before any calibration; waits for the device."""
-        slots = integers([span.slot for span in spans], self.drafter.device)
-        logits: list[list[float]] = self.blocks.confidence[slots].tolist()
-        return logits
+        return self.blocks.confidence[slots].tolist(), self.blocks.survival[slots].tolist()
 
     def trim(self, spans: Sequence[Span], total: int) -> list[Span]:
         """The spans with the `total` likeliest of their drafts."""

@@ -19,7 +19,8 @@ class ImageLoader:
 
     def __init__(self, vision: VisionConfig | None, limits: ImageLimits) -> None:
         """`vision`: None for a model that sees nothing, for which every image is an error."""
-        Image.init()  # not thread-safe, and otherwise left to the first file that is opened
+        if vision is not None:
+            Image.init()  # not thread-safe, and otherwise left to the first file that is opened
         self._vision, self._limits = vision, limits
         self._threads = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "deepinfer-images")
 

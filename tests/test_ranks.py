@@ -70,6 +70,9 @@ def test_two_ranks_give_the_tokens_of_one(two: LLM, alone: list[RequestOutput]) 
     assert model.weights.layers[0].experts.w13.shape[0] == 3  # of four experts, and two copies, half are here
     assert model._balancer.moved > 0
     assert [len(layer.codes) for layer in model.weights.engrams.values()] == [320]  # of 640 rows
+    visits = two.statistics.expert_visits
+    assert visits is not None
+    assert visits[0].sum() >= 2 * statistics.prefill_rows  # both ranks' rows, two experts each
     check_leader_at_rest(two)
 
 

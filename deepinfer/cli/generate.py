@@ -10,7 +10,7 @@ from deepinfer.cli.answers import as_json, show
 from deepinfer.cli.prompts import STDIN, read_prompts
 from deepinfer.cli.sampling import add_sampling, sampling_params
 from deepinfer.cli.units import parse_bytes
-from deepinfer.config.engine import DRAFT_RULES, DTYPES, EngineConfig
+from deepinfer.config.engine import DRAFT_RULES, DTYPES, TABLE_PLACES, EngineConfig
 from deepinfer.core.errors import RequestError
 from deepinfer.core.outputs import RequestOutput
 
@@ -75,6 +75,9 @@ def _add_settings(group: Any) -> None:
     setting("--max-image-pixels", "max_image_pixels", "most pixels of an image (89478485)", type=int, metavar="N")
     setting("--image-host", "image_url_hosts", "fetch images from it, too; repeatable", action="append", metavar="HOST")
     setting("--image-seconds", "image_url_seconds", "most time for an image from the web (10)", type=float, metavar="T")
+    setting("--ep", "ep", "ranks that share the routed experts (1)", type=int, metavar="N")
+    setting("--dp", "dp", "ranks with requests of their own (as many as --ep)", type=int, metavar="N")
+    setting("--engram-tables", "engram_tables", "where Engram tables lie (device)", choices=TABLE_PLACES)
     setting("--dtype", "dtype", "of weights and activations (float32 on a CPU, bfloat16 on a GPU)", choices=DTYPES)
 
 

@@ -50,12 +50,13 @@ class EngineStatistics:
 
     @property
     def expert_visits(self) -> Tensor | None:
-        """How often rows chose each expert, int64 [layers, E] on the host; None if `count_experts` is off."""
-        return None if self._loads is None else self._loads.visits.cpu()
+        """How often rows chose each expert, int64 [layers, E] on the host; None where nobody counts."""
+        return None if self._loads is None else self._loads.visits.to("cpu", copy=True)
 
     def snapshot(self) -> "EngineStatistics":
         """A copy that can be sent to another process."""
-        copy = EngineStatistics(deepcopy(self.scheduler), deepcopy(self.cache), pictures=deepcopy(self.pictures))
+        loads = None if self._loads is None else self._loads.on_host()
+        copy = EngineStatistics(deepcopy(self.scheduler), deepcopy(self.cache), loads, deepcopy(self.pictures))
         copy.speculation = deepcopy(self.speculation)
         copy.prefill, copy.decode = deepcopy(self.prefill), deepcopy(self.decode)
         return copy
@@ -114,7 +115,12 @@ def merged(parts: Sequence[EngineStatistics]) -> EngineStatistics:
     pictures = PictureStatistics(
         *(sum(getattr(part.pictures, field.name) for part in parts) for field in fields(PictureStatistics))
     )
-    result = EngineStatistics(scheduler, cache, pictures=pictures)
+    counted = [part.snapshot()._loads for part in parts]
+    loads = counted[0]
+    for other in counted[1:]:
+        if loads is not None and other is not None:
+            loads.add(other)
+    result = EngineStatistics(scheduler, cache, loads, pictures)
     for part in parts:
         result.speculation.add(part.speculation)
     for name in ("prefill", "decode"):

@@ -40,6 +40,17 @@ class ExpertLoads:
     def __init__(self, layers: int, experts: int, device: torch.device | str) -> None:
         self.visits = torch.zeros(layers, experts, dtype=torch.int64, device=device)
 
+    def on_host(self) -> "ExpertLoads":
+        """A copy on the host."""
+        layers, experts = self.visits.shape
+        copy = ExpertLoads(layers, experts, "cpu")
+        copy.add(self)
+        return copy
+
+    def add(self, other: "ExpertLoads") -> None:
+        """Count what others counted, too."""
+        self.visits += other.visits.to(self.visits.device)
+
     def counted(self, layer: int, routed: RoutedExperts) -> RoutedExperts:
         """Do as `routed`, and count."""
         row = self.visits[layer]

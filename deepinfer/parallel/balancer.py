@@ -50,14 +50,13 @@ class Balancer:
     ) -> None:
         """`interval`: steps from the end of one change to the next count; 0: experts stay where they are.
 
-        `weights` hold this rank's experts; their tensors are written to, between steps. `loads` are taken from and set
-        to zero. `read` runs in another thread.
+        `weights` hold this rank's experts; their tensors are written to, between steps. `read` runs in another thread.
         """
         self._tables, self._weights, self._loads = tables, weights, loads
         self._collectives, self._read = collectives, read
         self._interval, self._nodes = interval, nodes
         self._worker = ThreadPoolExecutor(1, "deepinfer-experts")
-        self._steps = 0
+        self._steps, self._counted = 0, torch.zeros_like(loads.visits, device="cpu")
         self._wanted: list[tuple[int, Placement]] = []
         self._reading: Future[_Move | None] | None = None
         self.moved = 0
@@ -79,8 +78,9 @@ class Balancer:
             self._steps += 1
             if self._steps == self._interval:
                 self._steps = 0
-                visits = self._collectives.total(self._loads.visits.cpu())
-                self._loads.visits.zero_()
+                counted = self._loads.visits.to("cpu", copy=True)
+                visits = self._collectives.total(counted - self._counted)
+                self._counted = counted
                 self._reading = self._worker.submit(self._plan, visits)
 
     def _plan(self, visits: Tensor) -> _Move | None:

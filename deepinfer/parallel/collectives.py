@@ -14,6 +14,9 @@ dist: Any = torch.distributed  # process groups are used as objects, without a d
 LONGEST_WAIT = timedelta(minutes=10)
 """A last resort: that a rank is gone is noticed within a second by other means."""
 
+LONGEST_MEETING = timedelta(seconds=60)
+"""For connecting, which nothing can break off; all ranks are there when it begins."""
+
 
 class Collectives:
     """One rank's end. Every rank calls the same methods in the same order; one thread at a time."""
@@ -76,8 +79,10 @@ def _gloo(store: Any, rank: int, size: int, local: bool, wait: timedelta) -> Any
     options = dist.ProcessGroupGloo._Options()
     make = dist.ProcessGroupGloo.create_device
     options._devices = [make(hostname="127.0.0.1") if local else dist.ProcessGroupGloo.create_default_device()]
-    options._timeout = wait
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    options._timeout = min(wait, LONGEST_MEETING)
+    group = dist.ProcessGroupGloo(store, rank, size, options)
+    group._set_default_timeout(wait)
+    return group
 
 
 def _nccl_options(wait: timedelta) -> Any:

@@ -94,13 +94,14 @@ class EngineStatistics:
             + (f"; misses: {misses}" if misses else "")
             + (f"; pages {tiers}" if tiers else ""),
         ]
+        lines += self.speculation.lines()
         images = self.pictures
         if images.encoded or images.reused:
             lines.append(
                 f"images     {images.encoded} encoded ({images.patches} patches), {images.reused} were there already, "
                 f"{images.dropped} dropped"
             )
-        return [*lines, *self.speculation.lines()]
+        return lines
 
 
 def merged(parts: Sequence[EngineStatistics]) -> EngineStatistics:

@@ -95,6 +95,7 @@ class ScheduledDrafts:
         self._depth, self._times = depth, times
         self._usual: Floats = np.ones(depth)
         self._idle = 0
+        self._drafted = True  # whether the last step was to draft blocks: else there is nothing to verify
 
     def decide(self, chances: Sequence[Chances | None]) -> Verification:
         """For the requests that decode; None: nothing is known of one yet, so it counts as the others did."""
@@ -102,13 +103,16 @@ class ScheduledDrafts:
         if known:
             self._usual = _MEMORY * self._usual + (1 - _MEMORY) * np.mean(known, axis=0)
         if not chances:
+            self._drafted = True
             return Verification(self._depth, 0, True, True)
         blocks = known + [self._usual] * (len(chances) - len(known))
         best = best_total([block.tolist() for block in blocks], self._times)
         worth = best.total > 0 and best.gain > 1
         self._idle = 0 if worth else self._idle + 1
-        looks = self._idle % _LOOK_AGAIN == 1
-        return Verification(self._depth, best.total if worth or looks else 0, worth or looks, True)
+        drafting = worth or self._idle % _LOOK_AGAIN == 1
+        total = best.total if self._drafted else 0
+        self._drafted = drafting
+        return Verification(self._depth, total, drafting, True)
 
     def observe(self, rows: int, drafted: int, seconds: float) -> None:
         """Correct the times by a step over `rows` rows in all that drafted blocks for `drafted` requests."""

@@ -1,6 +1,8 @@
 """The sweep over the vision encoder: every case a line, in text and in JSON; what cannot be has one error."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,6 +33,16 @@ def test_every_case_is_a_line(tiny_checkpoint: Path, tmp_path: Path, capsys: pyt
         assert row["mode"] == "encoder"
         assert row["patches_per_s"] == pytest.approx(row["images"] * row["patches"] / row["ms"] * 1e3)
     assert len(capsys.readouterr().out.splitlines()) == 2 * (2 + 4)
+
+
+def test_it_is_a_mode_of_the_sweep(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    arguments = ["encoder", "tag", "--model", str(tiny_checkpoint), *CASES]
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(root)}
+    script = root / "examples" / "sweep" / "run_sweep.sh"
+    subprocess.run([script, *arguments], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    lines = (tmp_path / "sweeps" / "tag" / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["mode"] for line in lines] == ["encoder"] * 4
 
 
 @pytest.mark.parametrize(

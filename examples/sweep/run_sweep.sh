@@ -48,7 +48,7 @@ case "$mode" in
             run "$python" "$here/../benchmark.py" --prefill_batch_size 0 --decode_num_requests "$size" "$@"
         done
         ;;
-    encoder) run "$python" "$here/ve_sweep.py" "$@" ;;
+    encoder) "$python" "$here/ve_sweep.py" --json "$results" "$@" || failed=1 ;; # it adds a line a case itself
 esac
 echo "run_sweep.sh: results in $results"
 exit $failed

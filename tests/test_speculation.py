@@ -13,6 +13,9 @@ from torch import Tensor
 from deepinfer import LLM, ConfigError, RequestOutput, SamplingParams
 from deepinfer.core.plan import Span
 from deepinfer.speculative.speculator import Speculator
+from deepinfer.text.tokenizer import Tokenizer
+from eval.questions import QuestionMaker
+from eval.replies import answer
 
 LENGTH = 14
 PROMPTS = texts(11, 5, 3, 40)
@@ -190,3 +193,14 @@ def test_deterministic_requests_are_the_same_bit_for_bit(
     made = LLM(tiny_checkpoint, **settings).generate(PROMPTS, params, use_tqdm=False)
     assert tokens(made) == tokens(expected)
     assert [one.outputs[0].logprobs for one in made] == [one.outputs[0].logprobs for one in expected]
+
+
+def test_the_bundled_checkpoint_accepts_most_drafts() -> None:
+    """On exercises that it was not trained on, in a few batches; the bound is far below what is measured."""
+    llm = LLM()
+    maker = QuestionMaker(llm.config, Tokenizer.from_file(llm.directory))
+    replies = answer(llm, maker.make({"add2": 3, "json": 3, "image": 2}, "speculation", 0), shown=False)
+    assert sum(reply.correct for reply in replies) >= 6
+    counted = llm.statistics.speculation
+    assert counted.accepted_length >= 2.5
+    assert llm.statistics.scheduler.steps < counted.tokens / 2

@@ -4,8 +4,6 @@ The results of a row are summed at home in the order of its choice, as one proce
 nothing: with operators whose rows are independent the sum is the same to the bit.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +22,7 @@ class ExpertTable:
     def __init__(self, placement: Placement, experts: int, device: torch.device) -> None:
         self.slots = placement.experts.shape[1]
         self.places = torch.zeros(experts, placement.ranks, dtype=torch.int64, device=device)
+        self.ranks = torch.arange(placement.ranks, device=device)
         self.copies = torch.zeros(experts, dtype=torch.int64, device=device)
         self.placement = placement
         self.update(placement)
@@ -57,52 +56,48 @@ class SharedExperts:
     def __call__(self, h: Tensor, chosen: Tensor, routing: Tensor, weights: ExpertWeights, limit: float) -> Finish:
         """h [M, H], M = 0 on a rank that only helps; `weights` hold the experts in this rank's slots."""
         ranks, slots = self.table.find(chosen, self._collectives.rank)
-        parcel = _pack(h, ranks, slots, routing, self._collectives.size, not isinstance(weights.w13, Tensor))
-        counts = torch.stack((parcel.rows, parcel.visits), 1)
-        coming = self._collectives.swap(counts)
-        (rows, visits), (rows_coming, visits_coming) = counts.T.tolist(), coming.T.tolist()
-        arrived = self._collectives.send_rows(parcel.data, rows, rows_coming)
+        visited = ranks == self.table.ranks[:, None, None]  # [ranks, M, K]
+        goes = visited.any(-1)
+        counts = torch.stack((goes.sum(1), visited.sum((1, 2))), 1)
+        both = torch.cat((counts, self._collectives.swap(counts)), 1)
+        rows, visits, rows_coming, visits_coming = both.T.tolist()  # the one time that the host waits for the device
+        parcels = _pack(h, _true_places(goes, sum(rows)), visited, slots, routing, not isinstance(weights.w13, Tensor))
+        arrived = self._collectives.send_rows(parcels, rows, rows_coming)
 
         def finish(base: Tensor | None = None) -> Tensor:
-            results = _answer(arrived(), h, chosen.shape[1], weights, limit)
+            results = _answer(arrived(), sum(visits_coming), h, chosen.shape[1], weights, limit)
             back = self._collectives.send_rows(results, visits_coming, visits)()
-            ordered = torch.empty_like(back)
-            ordered[ranks.flatten().argsort(stable=True)] = back
+            ordered = torch.empty_like(back).index_copy_(0, ranks.flatten().argsort(stable=True), back)
             routed = combine(ordered.view(*chosen.shape, h.shape[1]))
             return routed if base is None else routed + base
 
         return finish
 
 
-@dataclass(frozen=True)
-class _Parcel:
-    """What goes out. data: uint8 [P, bytes], in the order of the ranks. rows, visits: int64 [ranks], for each."""
-
-    data: Tensor
-    rows: Tensor
-    visits: Tensor
+def _true_places(mask: Tensor, count: int) -> Tensor:
+    """Where the `count` true elements of a mask lie, in order, int64 [count]; nobody waits for the device."""
+    return mask.flatten().byte().argsort(descending=True, stable=True)[:count]
 
 
-def _pack(h: Tensor, ranks: Tensor, slots: Tensor, routing: Tensor, size: int, fp8: bool) -> _Parcel:
-    """A row goes once to each rank that it visits, with the slots there (-1: a choice elsewhere) and their weights.
+def _pack(h: Tensor, places: Tensor, visited: Tensor, slots: Tensor, routing: Tensor, fp8: bool) -> Tensor:
+    """Parcels uint8 [P, bytes] for the pairs of a rank and a row at `places` of [ranks, M], in the order of the ranks.
 
+    A row goes once to each rank that it visits, with the slots there (-1: a choice elsewhere) and their weights.
     fp8: experts round their input to E4M3 with a power of two as the row's scale in any case, so rows travel like that.
     """
-    visited = ranks == torch.arange(size, device=h.device)[:, None, None]  # [ranks, M, K]
-    ranks_to, rows = visited.any(-1).nonzero(as_tuple=True)
-    there = visited[ranks_to, rows]
+    rows = places % max(1, len(h))
+    there = visited.flatten(0, 1)[places]
     parts = [torch.where(there, slots[rows], -1).int(), routing[rows]]
     if fp8:
         codes, scales = quantize_rows(h)
         parts = [codes[rows], scales[rows, None], *parts]
     else:
         parts = [h[rows], *parts]
-    data = torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
-    return _Parcel(data, ranks_to.bincount(minlength=size), ranks.flatten().bincount(minlength=size))
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1)
 
 
-def _answer(data: Tensor, like: Tensor, count: int, weights: ExpertWeights, limit: float) -> Tensor:
-    """The results [V, H] of all visits in parcels that came, row by row and choice by choice."""
+def _answer(data: Tensor, total: int, like: Tensor, count: int, weights: ExpertWeights, limit: float) -> Tensor:
+    """The results [V, H] of all `total` visits in parcels that came, row by row and choice by choice."""
     hidden, numbers = like.shape[1], 4 * count
     x = data[:, : -2 * numbers]
     slots = data[:, -2 * numbers : -numbers].contiguous().view(torch.int32)
@@ -112,6 +107,6 @@ def _answer(data: Tensor, like: Tensor, count: int, weights: ExpertWeights, limi
     else:
         codes, scales = x[:, :hidden].contiguous().view(torch.float8_e4m3fn), x[:, hidden:].contiguous()
         rows = (codes.float() * scales.view(torch.float32)).to(like.dtype)
-    row, choice = (slots >= 0).nonzero(as_tuple=True)
-    visits, shares = slots[row, choice, None].long(), routing[row, choice, None]
-    return routed_experts(rows[row], visits, shares, weights.w13, weights.w2, limit)
+    places = _true_places(slots >= 0, total)
+    visits, shares = slots.flatten()[places, None].long(), routing.flatten()[places, None]
+    return routed_experts(rows[places // count], visits, shares, weights.w13, weights.w2, limit)

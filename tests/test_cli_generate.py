@@ -159,7 +159,7 @@ class TestSettings:
         code, _, _ = command(
             "one", "--max-tokens", "1", "--max-requests", "3", "--max-rows", "40", "--chunk", "7", "--page-size", "8",
             "--cache", "2MiB", "--host-cache", "1MB", "--disk-cache", tmp_path / "kv", "--disk-cache-size", "3MB",
-            "--no-prefix-cache", "--no-async", "--dtype", "bfloat16", "--nextn", "2", "--draft-rule", "rejection",
+            "--no-prefix-cache", "--no-async", "--dtype", "bfloat16", "--nextn", "2", "--draft-rule", "rejection", "--varlen",
             "--encoder-patches", "9", "--image-cache", "5MB", "--max-images", "4", "--max-image-size", "6MB",
             "--max-image-pixels", "7", "--image-host", "a", "--image-host", "b:80", "--image-seconds", "1.5",
         )  # fmt: skip
@@ -178,6 +178,7 @@ class TestSettings:
             dtype="bfloat16",
             nextn=2,
             draft_rule="rejection",
+            varlen=True,
             max_encoder_patches=9,
             image_cache_bytes=5 * 10**6,
             max_images=4,
@@ -187,8 +188,18 @@ class TestSettings:
             image_url_seconds=1.5,
         )
         assert made == [everything]
-        no_options = ("keep_quantized", "load_format")  # for benchmarks
-        usual = {name: value for name, value in vars(EngineConfig()).items() if name not in no_options}
+        # For benchmarks, or for ranks, which have tests of their own.
+        others = {
+            "keep_quantized",
+            "load_format",
+            "count_experts",
+            "rebalance_steps",
+            "ep",
+            "dp",
+            "cp",
+            "engram_tables",
+        }
+        usual = {name: value for name, value in vars(EngineConfig()).items() if name not in others}
         assert all(getattr(everything, name) != value for name, value in usual.items())
 
     def test_tokens_do_not_depend_on_the_loop(self, command: Any) -> None:

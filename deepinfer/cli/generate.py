@@ -64,6 +64,9 @@ def _add_settings(group: Any) -> None:
     setting("--disk-cache-size", "disk_cache_bytes", "its budget (1GiB)", type=parse_bytes, metavar="SIZE")
     setting("--no-prefix-cache", "prefix_cache", "share no equal beginnings of prompts", action="store_false")
     setting("--nextn", "nextn", "longest draft, 0 for none (DEEPINFER_USE_NEXTN_DECODE)", type=int, metavar="N")
+    setting(
+        "--varlen", "varlen", "verify only as many drafts as pay (DEEPINFER_ENABLE_MTP_VARLEN)", action="store_true"
+    )
     setting("--draft-rule", "draft_rule", "how drafts of random requests are judged (equality)", choices=DRAFT_RULES)
     setting("--no-async", "asynchronous", "plan a step only when the one before it is done", action="store_false")
     setting("--encoder-patches", "max_encoder_patches", "most image patches of a step (4096)", type=int, metavar="N")

@@ -160,7 +160,8 @@ class TestSettings:
             "one", "--max-tokens", "1", "--max-requests", "3", "--max-rows", "40", "--chunk", "7", "--page-size", "8",
             "--cache", "2MiB", "--host-cache", "1MB", "--disk-cache", tmp_path / "kv", "--disk-cache-size", "3MB",
             "--no-prefix-cache", "--no-async", "--dtype", "bfloat16", "--nextn", "2", "--draft-rule", "rejection",
-            "--varlen", "--encoder-patches", "9", "--image-cache", "5MB", "--max-images", "4", "--max-image-size", "6MB",
+            "--varlen",
+            "--encoder-patches", "9", "--image-cache", "5MB", "--max-images", "4", "--max-image-size", "6MB",
             "--max-image-pixels", "7", "--image-host", "a", "--image-host", "b:80", "--image-seconds", "1.5",
         )  # fmt: skip
         assert code == 0

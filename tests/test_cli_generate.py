@@ -76,7 +76,7 @@ class TestAnswers:
     def test_statistics_go_to_standard_error(self, command: Any) -> None:
         _, out, err = command(*PROMPTS, "--max-tokens", "5", "--json", "--no-progress")
         lines = err.splitlines()
-        assert [line.split()[0] for line in lines] == ["requests", "tokens", "speed", "steps", "cache"]
+        assert [line.split()[0] for line in lines] == ["requests", "tokens", "speed", "steps", "cache", "drafts"]
         assert "3 finished, 0 failed" in lines[0]
         assert "15 generated" in lines[1]
         assert len(out.splitlines()) == 3
@@ -163,6 +163,7 @@ class TestSettings:
             "--varlen",
             "--encoder-patches", "9", "--image-cache", "5MB", "--max-images", "4", "--max-image-size", "6MB",
             "--max-image-pixels", "7", "--image-host", "a", "--image-host", "b:80", "--image-seconds", "1.5",
+            "--engram-tables", "host",
         )  # fmt: skip
         assert code == 0
         everything = EngineConfig(
@@ -187,20 +188,12 @@ class TestSettings:
             max_image_pixels=7,
             image_url_hosts=["a", "b:80"],  # type: ignore[arg-type]
             image_url_seconds=1.5,
+            engram_tables="host",
         )
         assert made == [everything]
-        # For benchmarks, or for ranks, which have tests of their own.
-        others = {
-            "keep_quantized",
-            "load_format",
-            "count_experts",
-            "rebalance_steps",
-            "ep",
-            "dp",
-            "cp",
-            "engram_tables",
-        }
-        usual = {name: value for name, value in vars(EngineConfig()).items() if name not in others}
+        no_options = {"keep_quantized", "load_format", "count_experts"}  # for measurements
+        no_options |= {"ep", "dp", "cp", "rebalance_steps"}  # several processes: tested as such
+        usual = {name: value for name, value in vars(EngineConfig()).items() if name not in no_options}
         assert all(getattr(everything, name) != value for name, value in usual.items())
 
     def test_tokens_do_not_depend_on_the_loop(self, command: Any) -> None:

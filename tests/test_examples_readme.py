@@ -23,7 +23,7 @@ def test_the_python_examples_of_the_readme_run(
     names: dict[str, object] = {}  # each block goes on where the one before it ended
     for block in blocks:
         exec(compile(re.sub(r"max_tokens=\d+", "max_tokens=8", block), "README.md", "exec"), names)
-        assert len(capsys.readouterr().out.splitlines()) >= 2
+        assert len(capsys.readouterr().out.splitlines()) >= 1
 
 
 def test_the_commands_of_the_readme_parse() -> None:

@@ -77,7 +77,7 @@ def test_random_steps_of_many_requests(variant: str) -> None:
     while waiting or player.requests:
         while waiting and player.free_slots:
             length, mode = waiting.pop()
-            player.add(text(rig, length, seed=length), mode, max(0, length - chance.randint(1, 20)))
+            player.add(text(rig, length, seed=100 + length), mode, max(0, length - chance.randint(1, 20)))
         left = {number: len(playing.ids) - playing.done for number, playing in player.requests.items()}
         chosen = [number for number in left if chance.random() < 0.8] or list(left)
         player.step({number: min(left[number], chance.choice([1, 1, 1, 2, 5, 9, 30])) for number in chosen})

@@ -19,7 +19,8 @@ from deepinfer.checkpoint.locate import resolve_model
 from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.config.engine import EngineConfig
 from deepinfer.core.plan import Span
-from deepinfer.core.request import TEXT, Request
+from deepinfer.core.request import TEXT as TEXT_TOKEN
+from deepinfer.core.request import Request
 from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.replay import LONGEST_ROLLBACK
 from deepinfer.model.loading import load_weights
@@ -65,7 +66,7 @@ def suffix_logits(model: InferenceModel, ids: Sequence[int], keep: int, mode: st
     caches = Caches(model.config, pages=-(-len(ids) // page_size), slots=1, page_size=page_size)
     caches.page_table[0] = torch.arange(caches.pages)
     runner = ModelRunner(model, caches, model.config.vocab_size)
-    runner.admit(0, Request(0, None, tuple(ids), (TEXT,) * len(ids), (), SamplingParams(), seed=0))
+    runner.admit(0, Request(0, None, tuple(ids), (TEXT_TOKEN,) * len(ids), (), SamplingParams(), seed=0))
     batch = runner.batch([span])
     last_rows = torch.arange(len(batch.decoder_rows))[-keep:]
     return model.step(replace(batch, sample_rows=last_rows), caches).logits

@@ -104,7 +104,7 @@ def _prefill(rig: Rig, options: argparse.Namespace, context: int, new: int) -> d
     if options.prompt_mode == "image":
         made |= _encoder(rig, plans, options.prefill_rounds)
     if options.profile:
-        print(profile(rig, plans[-1]))
+        print(profile(rig, plans))
     return made
 
 
@@ -134,7 +134,7 @@ def _decode(rig: Rig, options: argparse.Namespace, context: int) -> dict[str, fl
         line += f"; bound {made['bound_ms_per_step']:.2f} ms a step"
     print(line)
     if options.profile:
-        print(profile(rig, next(decode_plans(rig, requests, context, 1))))
+        print(profile(rig, list(decode_plans(rig, requests, context, 3))))
     return made
 
 

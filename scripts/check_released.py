@@ -103,8 +103,12 @@ def recorded_agree(rig: Rig, requests: int) -> bool:
             tensor.copy_(kept)
         made = []
         for step in range(STEPS):
-            spans = tuple(rig.span(n, 2000 + n + step, None, 0, 2000 + n, True) for n in range(requests))
-            made.append(runner.run(Plan(step, spans)).tokens.tolist())
+            ids = [(50 + n,) if step == 0 else None for n in range(requests)]  # which tells the runner where they are
+            spans = tuple(rig.span(n, 2000 + n + step, ids[n], 0, 2000 + n, True) for n in range(requests))
+            sampled = runner.run(Plan(step, spans))
+            if sampled.counts is not None and not bool((sampled.counts > 0).all()):
+                raise RuntimeError(f"step {step} left out some of its requests")
+            made.append(sampled.tokens.tolist())
         return made
 
     wanted = tokens(eager)

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,9 @@ import torch
 from benchmarking.rig import Rig
 from deepinfer.core.plan import Plan, Span
 from deepinfer.core.sampled import Sampled
+
+_FIRST = 5
+"""The token that decoding begins with, whatever it is."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,15 @@ def time_encoder(rig: Rig, plans: list[tuple[Span, ...]], rounds: int) -> Timing
 
 
 def decode_plans(rig: Rig, requests: int, context: int, steps: int) -> Iterator[tuple[Span, ...]]:
-    """Steps of one row a request, from position `context` on."""
+    """Steps of one row a request, from position `context` on.
+
+    The first step states its tokens, and with them where the runner finds each request's newest one from then on.
+    """
     for number in range(requests):
         rig.admit(number, context)
     for position in range(context, context + steps):
-        yield tuple(rig.span(number, position, None, 0, context, True) for number in range(requests))
+        ids = (_FIRST,) if position == context else None
+        yield tuple(rig.span(number, position, ids, 0, context, True) for number in range(requests))
 
 
 def time_decode(rig: Rig, requests: int, context: int, steps: int, warmup: int) -> Timing:
@@ -90,18 +97,26 @@ def _run(rig: Rig, plans: Iterator[tuple[int, tuple[Span, ...]]]) -> None:
         dropped = tuple(encode.digest for encode in encodes)  # else a second round would find them encoded
         flying.append(rig.runner.run(Plan(number, spans, dropped=dropped, encodes=encodes)))
         if len(flying) == 2:
-            flying.popleft().tokens.tolist()
+            _land(flying.popleft())
     for sampled in flying:
-        sampled.tokens.tolist()
+        _land(sampled)
     rig.synchronize()
 
 
-def profile(rig: Rig, spans: tuple[Span, ...], lines: int = 40) -> str:
-    """A table of the kernels of one step, by their time."""
+def _land(sampled: Sampled) -> None:
+    """Bring a step's tokens to the host; RuntimeError if a request gave none, as then less ran than was to be timed."""
+    sampled.tokens.tolist()
+    if sampled.counts is not None and not bool((sampled.counts > 0).all()):
+        raise RuntimeError("a step left out some of its requests: its time says nothing")
+
+
+def profile(rig: Rig, plans: Sequence[tuple[Span, ...]], lines: int = 40) -> str:
+    """A table of the kernels of the last of some steps, by their time."""
+    _run(rig, enumerate(plans[:-1]))
     activities = [torch.profiler.ProfilerActivity.CPU]
     if rig.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as measured:
-        _run(rig, enumerate([spans]))
+        _run(rig, enumerate(plans[-1:]))
     order = "self_cuda_time_total" if rig.device.type == "cuda" else "self_cpu_time_total"
     return str(measured.key_averages().table(sort_by=order, row_limit=lines, max_name_column_width=60))

@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A machine that does other things, too, must not fail a test for its speed.
-settings.register_profile("patient", deadline=None)
+settings.register_profile("patient", deadline=None, max_examples=40)  # two cores, ten minutes for everything
 settings.load_profile("patient")
 
 

@@ -58,7 +58,7 @@ class Engine:
         self.caches = Caches(config, PAGES_EACH * len(self.prompts), len(self.prompts), PAGE, self.depth + 1)
         for stored in (self.caches.windows, self.caches.drafts, *self.caches.latents, *self.caches.index_keys):
             stored.view(torch.float32).fill_(torch.nan)
-        self.runner = ModelRunner(self.rig.model, self.caches, config.vocab_size, self.rig.drafter)
+        self.runner = ModelRunner(self.rig.model, self.caches, config.vocab_size, drafter=self.rig.drafter)
         self.made = [[] for _ in self.prompts]
         self.forced = 0
         speculator = self.runner._speculator

@@ -103,6 +103,7 @@ def test_the_mode_holds_for_its_thread_and_ends() -> None:
     assert differing(plain, alone(rig, ids, 0)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "asynchronous"])
 def test_deterministic_sampling(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
     """Same ids, same parameters, same output: alone, in a batch that runs out of pages, in another order, again."""

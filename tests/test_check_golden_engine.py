@@ -138,6 +138,7 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_the_engine_is_found(copy: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     module, attribute, fault = FAULTS[name]

@@ -37,6 +37,7 @@ def form(seed: int = 0, budget: int = 16, **so_args: Any) -> SamplingParams:
     return SamplingParams(max_tokens=budget, seq_seed=seed, so_args=so_args)
 
 
+@pytest.mark.slow
 def test_200_generated_forms_are_kept(llm: LLM) -> None:
     generated = cases(200, seed=4)
     params = [form(number, **case.so_args) for number, case in enumerate(generated)]
@@ -78,6 +79,7 @@ def shortest_end(matcher: Matcher, tokens: list[int]) -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_constrained_and_free_requests_mix_in_both_loops(llm: LLM) -> None:
     prompts = ["The number is", "A table is", "Colours: "] * 2
     params = [
@@ -105,6 +107,7 @@ def test_constrained_and_free_requests_mix_in_both_loops(llm: LLM) -> None:
     assert [one.token_ids for one in free] == [together[1].token_ids, together[4].token_ids]
 
 
+@pytest.mark.slow
 def test_preempted_requests_go_on_in_their_grammar() -> None:
     small = LLM(MINI, max_num_seqs=4, page_size=8, cache_bytes=caches_of(MINI, 12, 4, 8))
     params = [form(seed, 40, json_schema={"type": "array", "items": PERSON, "minItems": 2}) for seed in range(4)]
@@ -184,6 +187,7 @@ def test_the_form_holds_after_the_thinking(llm: LLM) -> None:
     assert outputs[1].finish_reason == "stop"
 
 
+@pytest.mark.slow
 def test_calls_of_declared_tools_are_valid_and_parsed(llm: LLM) -> None:
     # The bundled checkpoint knows no tools; biases towards the markup make it call them, again and again.
     markup = {tokenizer().encode("<")[0]: 15.0, 4092: 30.0}

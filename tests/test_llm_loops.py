@@ -56,6 +56,7 @@ def test_chunks_of_any_size(tiny_checkpoint: Path, oracle: Oracle, chunk: int | 
     check_at_rest(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [True, False], ids=["asynchronous", "plain"])
 def test_requests_that_lose_their_pages_get_the_same_tokens(
     cold: LLM, tiny_checkpoint: Path, oracle: Oracle, asynchronous: bool

@@ -55,6 +55,7 @@ def test_the_full_table_was_held_to_the_bounds_that_stand_in_the_code() -> None:
     assert set(bounds) == set(KEYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_a_quick_measure_is_as_good_as_it_was(key: str, measured: dict[str, Row]) -> None:
     before, now = stored("quick")[key]["value"], measured[key].value

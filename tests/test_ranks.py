@@ -139,6 +139,7 @@ def test_a_killed_rank_ends_all_with_its_error(two: LLM) -> None:
         two.generate(PROMPTS, PARAMS, use_tqdm=False)
 
 
+@pytest.mark.slow
 def test_four_ranks(tiny_checkpoint: Path, alone: list[RequestOutput]) -> None:
     llm = LLM(tiny_checkpoint, dp=4, asynchronous=False, engram_tables="host")
     assert alike(llm.generate(PROMPTS, PARAMS, use_tqdm=False), alone) >= AGREE
@@ -202,6 +203,7 @@ print(f"#{[list(output.token_ids) for output in outputs]}#{llm.statistics.schedu
 """
 
 
+@pytest.mark.slow
 def test_launchers_of_torchrun_all_return_everything(tiny_checkpoint: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")

@@ -20,6 +20,8 @@ from deepinfer.model.loading import load_weights
 from deepinfer.model.model import InferenceModel
 from deepinfer.model.weights import tensors
 
+pytestmark = pytest.mark.slow
+
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 PAGE = 64
 STEPS = {"a prompt": (1, 1024, 1024), "a chunk of a long prompt": (1, 4096, 256), "decode": (16, 4096, 1)}

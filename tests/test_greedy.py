@@ -22,6 +22,8 @@ from deepinfer.reference.model import ReferenceModel
 from deepinfer.text.engram_classes import engram_classes
 from deepinfer.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 MINI = ROOT / "checkpoints" / "mini"
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)

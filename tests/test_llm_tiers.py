@@ -11,6 +11,8 @@ from llm_tools import AGREE, Oracle, caches_of, check_at_rest, texts, tokens
 
 from deepinfer import LLM, RequestOutput, SamplingParams
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 LONG, *OTHERS = texts(8, 4, 200, 200)
 PAGES = 7  # room for two requests of four pages each: not quite

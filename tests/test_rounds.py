@@ -15,6 +15,8 @@ from deepinfer.speculative import rounds as rounds_module
 from deepinfer.speculative.rounds import Round, greedy_rounds, mean_accepted_length, walk
 from deepinfer.text.images import END, IMAGE, NEWLINE, START, TEXT, ImageInput, plan_grid
 
+pytestmark = pytest.mark.slow
+
 PROMPT = 9
 END_TOKEN = 3
 

@@ -2,8 +2,8 @@
 
     python benchmarks/decode_speed.py [--requests 1 8 32] [--prompt 96] [--tokens 32] [--rounds 3]
 
-The engine generates `tokens` tokens for each of R prompts; counted are the steps that hold no prompt rows. The
-reference runs all R sequences, at the mean length of that run, once: that is what one token of each costs it.
+The engine generates `tokens` tokens for each of R prompts, without drafts; counted are the steps that hold no prompt
+rows. The reference runs all R sequences, at the mean length of that run, once: that is what one token of each costs it.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=32, help="generated tokens of each request")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured, in turns")
     options = parser.parse_args(arguments)
-    llm = LLM(options.model, prefix_cache=False, max_num_seqs=max(options.requests))
+    llm = LLM(options.model, nextn=0, prefix_cache=False, max_num_seqs=max(options.requests))
     model = load_reference(Checkpoint(llm.directory), engram_classes(Tokenizer.from_file(llm.directory)))
     print(machine())
     print(f"{'requests':>8}  {'engine':>8}  {'reference':>9}  tokens/s; engine / reference")

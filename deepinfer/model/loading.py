@@ -176,6 +176,7 @@ class _Loader:
         )
 
     def drafter(self) -> DraftWeights:
+        """The weights of all draft stages; CheckpointError for a tensor that is missing or misshapen."""
         config = self._config
         last = f"mtp.{config.draft_stages - 1}."
         stages = range(config.draft_stages)

@@ -13,12 +13,12 @@ def linear(x: Tensor | Fp8Rows, weight: Weight) -> Tensor:
     if isinstance(weight, Tensor):
         assert isinstance(x, Tensor), "rounded rows are for quantised weights"
         return reference.linear(x, weight)
-    rows = quantize_rows(x) if isinstance(x, Tensor) else x
+    rows, dtype = _rounded(x)
     if rows.codes.is_cuda:
         from deepinfer.ops.linear import triton
 
-        return triton.linear(rows, weight).to(x.dtype if isinstance(x, Tensor) else torch.bfloat16)
-    return reference.fp8_linear(rows, weight, x.dtype if isinstance(x, Tensor) else torch.bfloat16)
+        return triton.linear(rows, weight).to(dtype)
+    return reference.fp8_linear(rows, weight, dtype)
 
 
 def grouped_linear(x: Tensor | Fp8Rows, weight: Weight) -> Tensor:
@@ -26,12 +26,12 @@ def grouped_linear(x: Tensor | Fp8Rows, weight: Weight) -> Tensor:
     if isinstance(weight, Tensor):
         assert isinstance(x, Tensor), "rounded rows are for quantised weights"
         return reference.grouped_linear(x, weight)
-    rows = quantize_rows(x) if isinstance(x, Tensor) else x
+    rows, dtype = _rounded(x)
     if rows.codes.is_cuda:
         from deepinfer.ops.linear import triton
 
-        return triton.grouped_linear(rows, weight).to(x.dtype if isinstance(x, Tensor) else torch.bfloat16)
-    return reference.fp8_grouped_linear(rows, weight, x.dtype if isinstance(x, Tensor) else torch.bfloat16)
+        return triton.grouped_linear(rows, weight).to(dtype)
+    return reference.fp8_grouped_linear(rows, weight, dtype)
 
 
 def quantize_rows(x: Tensor) -> Fp8Rows:
@@ -48,3 +48,8 @@ def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     if accelerated(x) and weight.dtype is torch.bfloat16:  # products of BF16 are exact, and the sums are FP32
         return torch.mm(x.reshape(-1, x.shape[-1]), weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
     return reference.wide_linear(x, weight)
+
+
+def _rounded(x: Tensor | Fp8Rows) -> tuple[Fp8Rows, torch.dtype]:
+    """The rows as products take them, and the dtype of the result: that of x, or BF16 if x is rounded already."""
+    return (quantize_rows(x), x.dtype) if isinstance(x, Tensor) else (x, torch.bfloat16)

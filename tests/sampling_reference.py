@@ -6,6 +6,9 @@ import numpy as np
 
 from deepinfer.core.sampling_params import SamplingParams
 
+LAST_RESORT = -1e30
+"""Of an end that comes too early: it is taken where a grammar allows nothing else."""
+
 
 def adjusted(
     logits: np.ndarray,
@@ -27,7 +30,7 @@ def adjusted(
     for token in set(generated):
         logits[token] -= params.presence_penalty
     if len(generated) < params.min_tokens:
-        logits[list(ends)] = -np.inf
+        logits[list(ends)] = LAST_RESORT
     if allowed is not None:
         logits[[token for token in range(len(logits)) if token not in allowed]] = -np.inf
     return logits

@@ -312,6 +312,13 @@ class TestMixes:
             if one.logprobs is not None:
                 assert one.logprobs.to_host()[0] == next(logprobs)
 
+    def test_an_end_that_comes_too_early_is_taken_where_a_grammar_allows_nothing_else(self) -> None:
+        params = SamplingParams(temperature=0.5, top_p=0.9, min_tokens=4)
+        row = Row(noise(0), params, 0, [0], [], {EOS}, None)
+        found = shares(Bench([row]).adjust())[0]
+        assert found[EOS] == 1
+        np.testing.assert_array_equal(found, reference(row))
+
     @settings(max_examples=40)
     @given(st.lists(ROWS, min_size=1, max_size=5))
     def test_the_support_is_the_references(self, rows: list[Row]) -> None:

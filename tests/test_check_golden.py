@@ -104,6 +104,7 @@ class TestFaults:
             ("dspark_fp32", "text17.confidence_logits", ("dspark text17", "confidence_logits")),
         ],
     )
+    @pytest.mark.slow
     def test_a_changed_value_is_found(self, copy: Path, file: str, tensor: str, case: tuple[str, str]) -> None:
         def change(tensors: dict[str, Tensor]) -> None:
             value = tensors[tensor]

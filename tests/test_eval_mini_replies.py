@@ -128,6 +128,7 @@ class TestReplies:
 
 
 class TestReplay:
+    @pytest.mark.slow
     @pytest.mark.parametrize("mode", ["off", "mask", "compact"])
     def test_the_reference_confirms_the_engines_replies(
         self, mode: str, tiny_checkpoint: Path, maker: QuestionMaker, monkeypatch: pytest.MonkeyPatch

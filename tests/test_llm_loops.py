@@ -47,6 +47,7 @@ def test_plain_and_asynchronous_loops_give_the_same(cold: LLM, tiny_checkpoint: 
         check_at_rest(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [True, False], ids=["asynchronous", "plain"])
 @pytest.mark.parametrize("chunk", [1, 7, 64, None])
 def test_chunks_of_any_size(tiny_checkpoint: Path, oracle: Oracle, chunk: int | None, asynchronous: bool) -> None:

@@ -43,6 +43,7 @@ def test_a_request_token_by_token(variant: str) -> None:
     assert error(rig, player.run(number, 1)) < LIMIT
 
 
+@pytest.mark.slow
 @each_mode
 @pytest.mark.parametrize("length", [1, 2, 3, 6, 7, 8, 33])
 @pytest.mark.parametrize("start", [0, 1, 2, 5, 32])

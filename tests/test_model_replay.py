@@ -112,6 +112,7 @@ def entries(player: Player, number: int, tokens: int) -> list[Tensor]:
     [(16, 20), (24, 27), (24, 20), (24, 11), (8, 30), (16, 17), (39, 30), (17, 20), (7, 9)],
     ids=lambda value: str(value),
 )
+@pytest.mark.slow
 def test_replay_behind_a_hit(variant: str, mode: str, hit: int, start: int) -> None:
     """Hits before and behind the replay start, odd ones too, so that a pair straddles the boundary."""
     rig = rig_of(variant)

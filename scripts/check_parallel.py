@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def check_exchange(collectives: Collectives, device: torch.device) -> bool:
             rows = rows if collectives.rank == 0 else (rows * 3) // 2
             chosen, routing = visits(rows, experts, config.num_experts_per_tok, device, collectives.rank)
             h = torch.randn(rows, config.hidden_size, device=device).to(dtype)
-            got = shared(h, chosen, routing, own, LIMIT)(torch.zeros_like(h))
+            got = shared(h, chosen, routing, own, LIMIT)(partial(torch.zeros_like, h))
             if rows:
                 wanted = routed_experts(h, chosen, routing, everything.w13, everything.w2, LIMIT)
                 worst = max(worst, float((got.float() - wanted.float()).norm() / wanted.float().norm()))
@@ -137,7 +138,7 @@ def time_rows(
     chosen, routing = visits(rows, EXPERTS, CHOSEN, device, collectives.rank)
     nothing = torch.empty(0)
     weights = ExpertWeights(nothing, nothing, nothing, experts, experts, nothing, nothing)
-    seconds = median_seconds(lambda: shared(h, chosen, routing, weights, LIMIT)(h), device, repeats)
+    seconds = median_seconds(lambda: shared(h, chosen, routing, weights, LIMIT)(lambda: h), device, repeats)
     away = chosen // (EXPERTS // RANKS) != collectives.rank
     row = HIDDEN * (1 if fp8 else 2) + (4 if fp8 else 0) + 8 * CHOSEN
     size = int(away.any(1).sum()) * row + int(away.sum()) * 2 * HIDDEN

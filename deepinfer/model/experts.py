@@ -1,5 +1,7 @@
 """The mixture of experts of one layer: router, routed experts, shared expert."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -7,15 +9,19 @@ from torch import Tensor
 
 from deepinfer.config.model import ModelConfig
 from deepinfer.model.weights import ExpertWeights
+from deepinfer.ops.beside import beside
 from deepinfer.ops.experts import routed_experts, shared_expert
 from deepinfer.ops.router import route
+
+SHARED_LANE = 1
+"""Where the shared expert runs beside the routed ones; 0 is what the streams' coefficients take."""
 
 
 class Finish(Protocol):
     """Waits for what routed experts give."""
 
-    def __call__(self, base: Tensor | None = None) -> Tensor:
-        """The results [M, H], added to `base` [M, H] if there is one."""
+    def __call__(self, base: Callable[[], Tensor]) -> Tensor:
+        """The results [M, H], added to what `base` gives [M, H], which is called as late as serves."""
 
 
 class RoutedExperts(Protocol):
@@ -28,7 +34,7 @@ class RoutedExperts(Protocol):
 def local_experts(h: Tensor, chosen: Tensor, routing: Tensor, weights: ExpertWeights, limit: float) -> Finish:
     """All experts lie here."""
 
-    def finish(base: Tensor | None = None) -> Tensor:
+    def finish(base: Callable[[], Tensor]) -> Tensor:
         return routed_experts(h, chosen, routing, weights.w13, weights.w2, limit, base)
 
     return finish
@@ -74,6 +80,6 @@ def mixture(
     bias = weights.bias
     if is_image is not None:
         bias = torch.where(is_image[:, None], weights.image_bias, bias)
+    shared = beside(partial(shared_expert, h, weights.shared_w13, weights.shared_w2, config.swiglu_limit), SHARED_LANE)
     chosen, routing = route(h, weights.gate, bias, per_token, config.routed_scaling_factor)
-    finish = routed(h, chosen, routing, weights, config.swiglu_limit)
-    return finish(shared_expert(h, weights.shared_w13, weights.shared_w2, config.swiglu_limit))
+    return routed(h, chosen, routing, weights, config.swiglu_limit)(shared)

@@ -6,6 +6,7 @@ and from its attention on the decoder half runs only the rows that the batch nam
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +25,7 @@ from deepinfer.model.rows import RowAttention, RowReach, reach_rows
 from deepinfer.model.streams import enter_streams, site_input, site_mix
 from deepinfer.model.weights import ModelWeights, SiteWeights
 from deepinfer.model.window import plan_windows
+from deepinfer.ops.beside import beside
 from deepinfer.ops.hyper_connections import advance
 from deepinfer.ops.linear import wide_linear
 from deepinfer.ops.rope import frequencies, rotations
@@ -157,14 +159,15 @@ class InferenceModel:
     def _layer(self, number: int, rows: "_Rows", reach: Reach | RowReach, caches: Caches) -> "_Rows":
         """Both sites of a layer."""
         layer, eps = self.weights.layers[number], self.config.rms_norm_eps
-        mix = site_mix(rows.x, layer.attention_site, self.config)
+        mix = beside(partial(site_mix, rows.x, layer.attention_site, self.config))
         y = self._attention[number](rows.h, reach, caches)
-        x, h = advance(y, rows.x, mix, layer.expert_site.norm, eps)
-        after = site_mix(x, layer.expert_site, self.config)
+        x, h = advance(y, rows.x, mix(), layer.expert_site.norm, eps)
+        after = beside(partial(site_mix, x, layer.expert_site, self.config))
         per_token, routed = self.config.num_experts_per_tok, self.experts[number]
         y = mixture(h, rows.is_image, per_token, layer.experts, self.config, routed)
-        x, h = advance(y, x, after, self._norm_after(number), eps)
-        return replace(rows, x=x, p=after.pre, h=h)
+        made = after()
+        x, h = advance(y, x, made, self._norm_after(number), eps)
+        return replace(rows, x=x, p=made.pre, h=h)
 
     def _norm_after(self, layer: int) -> Tensor:
         """FP32 [H], the norm of what comes after a layer: the next one's attention, or the head."""

@@ -4,6 +4,8 @@ The results of a row are summed at home in the order of its choice, as one proce
 nothing: with operators whose rows are independent the sum is the same to the bit.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -64,12 +66,13 @@ class SharedExperts:
         parcels = _pack(h, _true_places(goes, sum(rows)), visited, slots, routing, not isinstance(weights.w13, Tensor))
         arrived = self._collectives.send_rows(parcels, rows, rows_coming)
 
-        def finish(base: Tensor | None = None) -> Tensor:
+        def finish(base: Callable[[], Tensor]) -> Tensor:
+            added = base()  # while rows travel
             results = _answer(arrived(), sum(visits_coming), h, chosen.shape[1], weights, limit)
             back = self._collectives.send_rows(results, visits_coming, visits)()
             ordered = torch.empty_like(back).index_copy_(0, ranks.flatten().argsort(stable=True), back)
             routed = combine(ordered.view(*chosen.shape, h.shape[1]))
-            return routed if base is None else routed + base
+            return routed + added
 
         return finish
 

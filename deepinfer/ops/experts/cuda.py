@@ -1,6 +1,7 @@
 """Routed experts on Hopper: FP4 weights, FP8 activations. All shapes are known on the host: graphs can hold it."""
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -66,20 +67,21 @@ def routed_experts(
     w13: Fp4Experts,
     w2: Fp4Experts,
     limit: float,
-    base: Tensor | None = None,
+    base: Callable[[], Tensor] | None = None,
 ) -> Tensor:
-    """As `torch.routed_experts`, for x BF16 [N, H]; `base` [N, H] is added to the sum."""
+    """As `torch.routed_experts`, for x BF16 [N, H]; what `base` gives, [N, H], is added to the sum."""
     rows, count = chosen.shape
     visits = rows * count
     if not visits:
-        return torch.zeros_like(x) if base is None else base
+        return torch.zeros_like(x) if base is None else base()
     kernel = _Kernel(visits, len(w13))
     offsets, order, places = _dispatch(kernel.library, chosen.contiguous(), len(w13))
     first = kernel.launch(*_quantize(kernel.library, x, visits, order, count, None), w13, offsets, limit)
     inner = _quantize(kernel.library, first, visits, order, 0, weights.contiguous())
     second = kernel.launch(*inner, w2, offsets, None)
+    added = None if base is None else base()
     out = torch.empty_like(x)
-    arguments = pointer(second), pointer(places), count, pointer(base), pointer(out), rows, x.shape[1], stream()
+    arguments = pointer(second), pointer(places), count, pointer(added), pointer(out), rows, x.shape[1], stream()
     check(kernel.library.launch_combine(*arguments), "the sum over experts")
     return out
 

@@ -1,5 +1,7 @@
 """Chooses the implementation by the arguments."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from deepinfer.ops.experts import torch as reference
@@ -24,12 +26,12 @@ def routed_experts(
     w13: Experts,
     w2: Experts,
     limit: float,
-    base: Tensor | None = None,
+    base: Callable[[], Tensor] | None = None,
 ) -> Tensor:
-    """x [N, H], chosen int64 [N, K], weights FP32 [N, K], w13 [E, 2I, H], w2 [E, H, I], base [N, H] -> [N, H]."""
+    """x [N, H], chosen int64 [N, K], weights FP32 [N, K], w13 [E, 2I, H], w2 [E, H, I], base() [N, H] -> [N, H]."""
     if accelerated(x) and isinstance(w13, Fp4Experts) and isinstance(w2, Fp4Experts):
         from deepinfer.ops.experts import cuda
 
         return cuda.routed_experts(x, chosen, weights, w13, w2, limit, base)
     routed = reference.routed_experts(x, chosen, weights, w13, w2, limit)
-    return routed if base is None else routed + base
+    return routed if base is None else routed + base()

@@ -1,5 +1,7 @@
 """The batch-invariant version."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -29,9 +31,9 @@ def routed_experts(
     w13: Experts,
     w2: Experts,
     limit: float,
-    base: Tensor | None = None,
+    base: Callable[[], Tensor] | None = None,
 ) -> Tensor:
-    """x [N, H], chosen int64 [N, K], weights FP32 [N, K], w13 [E, 2I, H], w2 [E, H, I], base [N, H] -> [N, H].
+    """x [N, H], chosen int64 [N, K], weights FP32 [N, K], w13 [E, 2I, H], w2 [E, H, I], base() [N, H] -> [N, H].
 
     Visits are sorted by expert, so that each used expert is one product.
     """
@@ -46,7 +48,7 @@ def routed_experts(
     else:
         results[order] = (_grouped(activated.to(x.dtype), w2, visits, torch.float32) * routing).to(x.dtype)
     routed = combine(results.view(rows, count, x.shape[1]))
-    return routed if base is None else routed + base
+    return routed if base is None else routed + base()
 
 
 def combine(results: Tensor) -> Tensor:

@@ -49,13 +49,18 @@ __device__ void clear(Shared& s, int bins) {
   for (int i = threadIdx.x; i < bins; i += THREADS) s.hist[i] = 0;
   __syncthreads();
 }
-// One counter update per warp; returns where this thread's `mine` items go.
-__device__ __forceinline__ int reserve(int* counter, int mine) {
-  const int lane = threadIdx.x % 32;
-  int scan = mine, at = 0;
+// Where this thread's `mine` items go, behind those of the threads before it; all threads take part. Not by an atomic: the order has to be
+// the same each time, since whoever sums over the chosen does it in this order.
+__device__ __forceinline__ int reserve(Shared& s, int& counter, int mine) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int scan = mine;
   for (int d = 1; d < 32; d *= 2) { int v = __shfl_up_sync(~0u, scan, d); if (lane >= d) scan += v; }
-  if (lane == 31 && scan) at = atomicAdd(counter, scan);
-  return __shfl_sync(~0u, at, 31) + scan - mine;
+  if (lane == 31) s.warp_sum[warp] = scan;
+  __syncthreads();
+  const int at = counter + __reduce_add_sync(~0u, lane < warp ? s.warp_sum[lane] : 0) + scan - mine;
+  __syncthreads();
+  if (threadIdx.x == THREADS - 1) counter = at + mine;
+  return at;
 }
 
 // Exact key of the TOP-th largest among n elements given by key_at(i); s.above = how many are larger.
@@ -114,7 +119,7 @@ template <class F> __device__ bool finish(Shared& s, const uint32_t (&k)[EACH], 
   int *tie_index = s.hist + RANKED, mine = 0;
 #pragma unroll
   for (int e = 0; e < EACH; e++) mine += (used >> e & 1) && bin_of(k[e]) > bin;
-  int at = reserve(&s.emitted, mine);
+  int at = reserve(s, s.emitted, mine);
 #pragma unroll
   for (int e = 0; e < EACH; e++) {
     if (!(used >> e & 1)) continue;
@@ -211,7 +216,7 @@ __global__ __launch_bounds__(THREADS, 3) void select(const float* scores, int64_
       int mine = 0;
 #pragma unroll
       for (int e = 0; e < EACH; e++) mine += base + place(e) < n && k[e] >= threshold;
-      int at = reserve(&s.count, mine);
+      int at = reserve(s, s.count, mine);
 #pragma unroll
       for (int e = 0; e < EACH; e++)
         if (base + place(e) < n && k[e] >= threshold) { if (at < CAPACITY) { s.key[at] = k[e]; s.index[at] = base + place(e); } at++; }
@@ -236,7 +241,9 @@ __global__ __launch_bounds__(THREADS, 3) void select(const float* scores, int64_
       int i = base + t;
       uint32_t key = i < n ? key_of(i) : 0;
       bool equal = i < n && key == kth;
-      if (i < n && key > kth) out.put(atomicAdd(&s.emitted, 1), begin + i, key);
+      const bool larger = i < n && key > kth;
+      const int at = reserve(s, s.emitted, larger);
+      if (larger) out.put(at, begin + i, key);
       unsigned mask = __ballot_sync(~0u, equal);
       if (lane == 0) s.warp_sum[t / 32] = __popc(mask);
       __syncthreads();
@@ -248,9 +255,10 @@ __global__ __launch_bounds__(THREADS, 3) void select(const float* scores, int64_
       __syncthreads();
     }
   } else {
-    for (int i = t; i < n; i += THREADS) {
+    for (int i = t; i < n; i += THREADS) {  // n is a multiple of THREADS
       uint32_t key = key_of(i);
-      if (key > kth) out.put(atomicAdd(&s.emitted, 1), map[i], key);
+      const int at = reserve(s, s.emitted, key > kth);
+      if (key > kth) out.put(at, map[i], key);
       else if (key == kth) {
         int rank = 0;
         for (int j = 0; j < n; j++) rank += key_of(j) == kth && (map[j] < map[i] || (map[j] == map[i] && j < i));

@@ -15,7 +15,7 @@ _LONG, _FEW = 32768, 16  # scores of a row, rows: then several blocks share a ro
 def best_of_rows(scores: Tensor, visible: Tensor) -> Tensor:
     """scores FP32 [M, S], visible int32 [M] -> int32 [M, 512]: positions below `visible`, -1 where there are fewer.
 
-    In no order; of equal scores the lower position is kept, whatever else is in the batch.
+    In an order that is the same each time; of equal scores the lower position is kept, whatever else is in the batch.
     """
     rows, width = scores.shape
     out = torch.empty(rows, COUNT, dtype=torch.int32, device=scores.device)

@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 import torch
 
-from deepinfer.ops.beside import beside
+from deepinfer.ops.beside import Lane, beside
 
 
 def test_without_a_recording_work_waits_for_its_use() -> None:
     done: list[str] = []
-    finish = beside(lambda: done.append("beside"))
+    finish = beside(lambda: done.append("beside"), Lane.STREAMS)
     done.append("meanwhile")
     finish()
     assert done == ["meanwhile", "beside"]
@@ -30,7 +30,7 @@ def test_a_recorded_step_gives_the_same_each_time() -> None:
     def step() -> torch.Tensor:
         y = x
         for turn in range(20):
-            sides = [beside(partial(chain, y, lane + turn), lane) for lane in range(2)]
+            sides = [beside(partial(chain, y, lane.value + turn), lane) for lane in (Lane.STREAMS, Lane.QUERIES)]
             y = chain(y, 0.5) + 0.25 * sides[0]()
             y = chain(y, 0.25) - 0.5 * sides[1]()
         return y

@@ -9,12 +9,9 @@ from torch import Tensor
 
 from deepinfer.config.model import ModelConfig
 from deepinfer.model.weights import ExpertWeights
-from deepinfer.ops.beside import beside
+from deepinfer.ops.beside import Lane, beside
 from deepinfer.ops.experts import routed_experts, shared_expert
 from deepinfer.ops.router import route
-
-SHARED_LANE = 1
-"""Where the shared expert runs beside the routed ones; 0 is what the streams' coefficients take."""
 
 
 class Finish(Protocol):
@@ -80,6 +77,8 @@ def mixture(
     bias = weights.bias
     if is_image is not None:
         bias = torch.where(is_image[:, None], weights.image_bias, bias)
-    shared = beside(partial(shared_expert, h, weights.shared_w13, weights.shared_w2, config.swiglu_limit), SHARED_LANE)
+    shared = beside(
+        partial(shared_expert, h, weights.shared_w13, weights.shared_w2, config.swiglu_limit), Lane.SHARED_EXPERT
+    )
     chosen, routing = route(h, weights.gate, bias, per_token, config.routed_scaling_factor)
     return routed(h, chosen, routing, weights, config.swiglu_limit)(shared)

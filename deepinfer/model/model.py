@@ -25,7 +25,7 @@ from deepinfer.model.rows import RowAttention, RowReach, reach_rows
 from deepinfer.model.streams import enter_streams, site_input, site_mix
 from deepinfer.model.weights import ModelWeights, SiteWeights
 from deepinfer.model.window import plan_windows
-from deepinfer.ops.beside import beside
+from deepinfer.ops.beside import Lane, beside
 from deepinfer.ops.hyper_connections import advance
 from deepinfer.ops.linear import wide_linear
 from deepinfer.ops.rope import frequencies, rotations
@@ -159,10 +159,10 @@ class InferenceModel:
     def _layer(self, number: int, rows: "_Rows", reach: Reach | RowReach, caches: Caches) -> "_Rows":
         """Both sites of a layer."""
         layer, eps = self.weights.layers[number], self.config.rms_norm_eps
-        mix = beside(partial(site_mix, rows.x, layer.attention_site, self.config))
+        mix = beside(partial(site_mix, rows.x, layer.attention_site, self.config), Lane.STREAMS)
         y = self._attention[number](rows.h, reach, caches)
         x, h = advance(y, rows.x, mix(), layer.expert_site.norm, eps)
-        after = beside(partial(site_mix, x, layer.expert_site, self.config))
+        after = beside(partial(site_mix, x, layer.expert_site, self.config), Lane.STREAMS)
         per_token, routed = self.config.num_experts_per_tok, self.experts[number]
         y = mixture(h, rows.is_image, per_token, layer.experts, self.config, routed)
         made = after()

@@ -5,8 +5,9 @@ processors that gather and decode faster than they write. No shape here depends 
 step can be recorded once and replayed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -18,6 +19,7 @@ from deepinfer.config.model import ModelConfig
 from deepinfer.core.batch import Half
 from deepinfer.model.row_operators import RowOperators
 from deepinfer.model.weights import AttentionWeights, IndexerWeights
+from deepinfer.ops.beside import Lane, beside
 from deepinfer.ops.indexer import best_blocks
 from deepinfer.ops.linear import Fp8Rows, linear, quantize_rows
 from deepinfer.ops.norm import rms_norm
@@ -161,14 +163,16 @@ class RowAttention:
         config, weights = self._config, self._weights
         turns = reach.compressed if self._compressed else reach.plain
         made = linear(h, weights.inputs)
+        windows = beside(partial(self._extend, made[:, config.q_lora_rank :], turns, reach, caches), Lane.WINDOWS)
         normed = rms_norm(made[:, : config.q_lora_rank], weights.q_norm, config.rms_norm_eps)
         latent = normed if isinstance(weights.wq_b, Tensor) else quantize_rows(normed)
-        q = linear(latent, weights.wq_b).view(len(h), config.num_attention_heads, config.head_dim)
-        windows = self._extend(made[:, config.q_lora_rank :], turns, reach, caches)
+        queries: Callable[[], Tensor] = partial(linear, latent, weights.wq_b)
         if weights.indexer is not None:
+            queries = beside(queries, Lane.QUERIES)
             self._select(h, latent, weights.indexer, reach, caches)
         far = (reach.latents, reach.chosen) if self._compressed else (None, None)
-        o = self._ops.attend(q, turns, windows, reach.near, *far, weights.sink)
+        q = queries().view(len(h), config.num_attention_heads, config.head_dim)
+        o = self._ops.attend(q, turns, windows(), reach.near, *far, weights.sink)
         return self._ops.output(o, turns, weights.wo_a, weights.wo_b)
 
     def _extend(self, kv: Tensor, turns: Tensor, reach: RowReach, caches: Caches) -> Tensor:

@@ -6,6 +6,7 @@ kernel before it costs nothing beside it. Launched one by one, kernels wait for 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cache
 from typing import Generic, TypeVar
 
@@ -14,10 +15,19 @@ import torch
 T = TypeVar("T")
 
 
-def beside(work: Callable[[], T], lane: int = 0) -> Callable[[], T]:
+class Lane(Enum):
+    """What runs beside other work; works of one lane wait for each other."""
+
+    STREAMS = auto()
+    SHARED_EXPERT = auto()
+    QUERIES = auto()
+    WINDOWS = auto()
+
+
+def beside(work: Callable[[], T], lane: Lane) -> Callable[[], T]:
     """Ask for `work`, which launches kernels; calling the result, once, returns what it gave.
 
-    While a graph is recorded, `work` runs at once on a stream of its own, one for each `lane`; elsewhere at that call.
+    While a graph is recorded, `work` runs at once on the stream of its `lane`; elsewhere at that call.
     It may read what is ready now, which nothing may overwrite before that call.
     """
     initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -45,5 +55,5 @@ class _Begun(Generic[T]):
 
 
 @cache
-def _stream(device: int, lane: int) -> torch.cuda.Stream:
+def _stream(device: int, lane: Lane) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

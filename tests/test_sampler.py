@@ -173,6 +173,71 @@ class TestOrder:
         found = self.check(Row(np.array([2.0, -0.5]), params, generated=[0], prompt=[0]), {0, 1})
         assert found[0] == pytest.approx(found[1])
 
+    def test_bias_comes_before_min_tokens(self) -> None:
+        """However high a bias lifts an end, it does not come too early."""
+        params = SamplingParams(logit_bias={EOS: 9.0}, min_tokens=2)
+        self.check(Row(np.zeros(5), params, generated=[0]), {0, 1, 2, 4})
+        assert self.check(Row(np.zeros(5), params, generated=[0, 0]), {0, 1, 2, EOS, 4})[EOS] > 0.99
+
+    def test_penalties_come_before_min_tokens(self) -> None:
+        """However much negative penalties lift an end, it does not come too early."""
+        params = SamplingParams(stop_token_ids=[0], min_tokens=4, frequency_penalty=-2.0, repetition_penalty=0.5)
+        logits = np.array([2.0, 0.0, 0.0, 0.0])
+        self.check(Row(logits, params, generated=[0] * 3), {1, 2})
+        assert self.check(Row(logits, params, generated=[0] * 4), {0, 1, 2, EOS})[0] > 0.99
+
+    def test_min_tokens_comes_before_the_mask(self) -> None:
+        """So an end is the last resort of what the grammar allows, not of everything."""
+        params = SamplingParams(min_tokens=2)
+        logits = np.array([0.0, 3.0, 1.0, 9.0])
+        self.check(Row(logits, params, allowed={0, 2, EOS}), {0, 2})
+        self.check(Row(logits, params, allowed={EOS}), {EOS})
+
+    def test_min_tokens_comes_before_top_k(self) -> None:
+        """An end that may not come takes no place among the most probable."""
+        params = SamplingParams(min_tokens=2, top_k=2)
+        self.check(Row(np.array([0.0, 3.0, 1.0, 9.0]), params), {1, 2})
+        self.check(Row(np.array([0.0, 3.0, 1.0, 9.0]), params, generated=[0, 0]), {1, EOS})
+
+    def test_min_tokens_comes_before_top_p_and_min_p(self) -> None:
+        logits = np.log(np.array([0.03, 0.04, 0.03, 0.9]))
+        for cut, kept in (({"top_p": 0.5}, {0, 1, 2}), ({"min_p": 0.9}, {1})):
+            self.check(Row(logits, SamplingParams(min_tokens=1, **cut)), kept)
+            self.check(Row(logits, SamplingParams(**cut)), {EOS})
+
+    def test_penalties_come_before_the_temperature(self) -> None:
+        """(1 - 1) / 2 = 0, not 1 / 2 - 1."""
+        for penalty in ("frequency_penalty", "presence_penalty"):
+            params = SamplingParams(temperature=2.0, **{penalty: 1.0})
+            found = self.check(Row(np.array([1.0, 0.0]), params, generated=[0]), {0, 1})
+            assert found[0] == pytest.approx(found[1])
+
+    def test_frequency_counts_each_time_and_presence_once(self) -> None:
+        """3 - 3 * 0.5 - 1 = 0.5."""
+        params = SamplingParams(frequency_penalty=0.5, presence_penalty=1.0)
+        found = self.check(Row(np.array([3.0, 0.5, 0.5]), params, generated=[0, 0, 0]), {0, 1, 2})
+        assert found[0] == pytest.approx(found[1])
+
+    @pytest.mark.parametrize(
+        "penalty", [{"frequency_penalty": 1.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 9.0}], ids=str
+    )
+    @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.4}, {"min_p": 0.8}], ids=str)
+    def test_penalties_come_before_the_cut(self, penalty: dict[str, float], cut: dict[str, float]) -> None:
+        """The best token before penalties is not among what is kept after them."""
+        row = Row(np.array([2.0, 1.0, 0.0, -1.0]), SamplingParams(**cut), prompt=[2], generated=[0, 0])
+        self.check(row, {0})
+        self.check(replace(row, params=SamplingParams(**cut, **penalty)), {1})
+
+    def test_greedy_takes_the_best_after_bias_penalties_min_tokens_and_mask(self) -> None:
+        """Before bias 4 is the best, before penalties 0, before min_tokens the end, before the mask 1; 2 it is."""
+        params = SamplingParams(
+            temperature=0, logit_bias={4: -9.0}, presence_penalty=2.0, frequency_penalty=2.0, min_tokens=5
+        )
+        row = Row(np.array([7.0, 5.0, 4.0, 6.0, 8.0]), params, generated=[0, 0], allowed={0, 2, 3, 4})
+        assert Bench([row]).tokens() == [2]
+        wanted = adjusted(row.logits, params, row.prompt, row.generated, {EOS}, row.allowed)
+        assert wanted.argmax() == 2
+
     def test_masks_come_before_top_k(self) -> None:
         row = Row(np.array([5.0, 4.0, 3.0, 2.0, 1.0]), SamplingParams(top_k=2), allowed={2, 3, 4})
         self.check(row, {2, 3})

@@ -36,7 +36,7 @@ def answered_or_refused(output: Any) -> bool:
     return len(output.token_ids) == 1
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(junk=JUNK)
 def test_junk_among_prompts_is_answered_or_refused(llm: LLM, junk: Any) -> None:
     good, other = llm.generate(["good", junk], ONE, use_tqdm=False, on_error="return")
@@ -44,7 +44,7 @@ def test_junk_among_prompts_is_answered_or_refused(llm: LLM, junk: Any) -> None:
     assert answered_or_refused(other)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=MESSAGES | JUNK, thinking=st.booleans())
 def test_junk_among_conversations_is_answered_or_refused(llm: LLM, messages: Any, thinking: bool) -> None:
     chats = [[{"role": "user", "content": "good"}], messages]
@@ -53,7 +53,7 @@ def test_junk_among_conversations_is_answered_or_refused(llm: LLM, messages: Any
     assert answered_or_refused(other)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(junk=JUNK)
 def test_junk_as_the_whole_input_is_answered_or_refused(llm: LLM, junk: Any) -> None:
     for ask in (llm.generate, llm.chat):

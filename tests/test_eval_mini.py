@@ -26,6 +26,12 @@ def checkpoint(tmp_path: Path) -> Path:
     return tiny.write(tmp_path / "checkpoint")
 
 
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that knows nothing does not end its replies; a few tokens of them do."""
+    monkeypatch.setattr(Question, "most_tokens", property(lambda question: 24))
+
+
 def measure(*arguments: str | Path) -> int:
     return mini.main(["--quiet", *map(str, arguments)])
 
@@ -39,13 +45,21 @@ def command(*arguments: str | Path, directory: Path) -> subprocess.CompletedProc
 
 
 def test_it_runs_from_anywhere_and_says_what_it_missed(checkpoint: Path, tmp_path: Path) -> None:
-    result = command(
-        "--model", checkpoint, "--tasks", "image", "english", "--quick", "--samples", "2", directory=tmp_path
-    )
+    result = command("--model", checkpoint, "--tasks", "image", "--quick", "--samples", "2", directory=tmp_path)
     assert result.returncode == 1, result.stderr
     assert re.search(r"in an image \| 0.0% \| ≥ 90.0% \| MISSED \| 0 of 2", result.stdout)
-    assert re.search(r"bits per byte \| \d+\.\d{3} \| ≤ 2.000 \| MISSED", result.stdout)
-    assert "English text" in result.stderr  # progress bars
+    assert "image: 2 exercises" in result.stderr
+    assert "drafting, image" in result.stderr  # progress bars
+
+
+def test_a_text_that_is_read_badly_is_missed(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mini, "heldout_documents", lambda: ["A short text."])
+    assert mini.main(["--model", str(checkpoint), "--tasks", "english", "--quick"]) == 1
+    shown = capsys.readouterr()
+    assert re.search(r"bits per byte \| \d+\.\d{3} \| ≤ 2.000 \| MISSED", shown.out)
+    assert "English text" in shown.err  # progress bars
 
 
 def test_help_names_every_option_and_variable(capsys: pytest.CaptureFixture[str]) -> None:

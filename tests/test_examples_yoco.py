@@ -62,6 +62,7 @@ def test_mask_and_compact_agree_and_off_does_not(example: ModuleType, tiny_check
     assert {row["as mask"] for row in table if row["mode"] != "off"} == {"all 6"}
 
 
+@pytest.mark.slow
 def test_the_bundled_checkpoint(example: ModuleType, capsys: Output) -> None:
     assert example.main(["--lengths", "260", "--tokens", "8", "--repeats", "1"]) == 0
     table = rows(capsys.readouterr().out)

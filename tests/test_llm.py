@@ -70,7 +70,7 @@ def test_a_batch_gives_each_prompt_what_it_gets_alone(golden_llm: LLM) -> None:
     assert [output.prompt for output in together] == PROMPTS
 
 
-@pytest.mark.parametrize(("rows", "tokens"), [(1, 4096), (2, 4096), (32, 60)], ids=["one row", "two rows", "60 tokens"])
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 4096), (2, 60)], ids=["one row", "two rows, 60 tokens"])
 def test_smaller_batches_change_nothing(golden_llm: LLM, golden_checkpoint: Path, rows: int, tokens: int) -> None:
     small = LLM(golden_checkpoint, max_num_seqs=rows, max_num_batched_tokens=tokens, prefix_cache=False)
     expected = golden_llm.generate(PROMPTS, GREEDY, use_tqdm=False)

@@ -24,7 +24,7 @@ from deepinfer.engine.progress import Progress
 from deepinfer.engine.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-PROMPTS = texts(9, 12, 5, 80)
+PROMPTS = texts(9, 9, 20, 90)
 LOOPS = pytest.mark.parametrize("asynchronous", [True, False], ids=["asynchronous", "plain"])
 
 
@@ -154,7 +154,7 @@ def test_interrupts_at_any_time(tiny_checkpoint: Path, oracle: Oracle, asynchron
     begin = time.perf_counter()
     llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     usual = time.perf_counter() - begin
-    for _ in range(6):
+    for _ in range(4):
         timer = threading.Timer(source.uniform(0, 0.7 * usual), os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         try:
@@ -207,18 +207,18 @@ def test_calls_from_other_threads_take_turns(tiny_checkpoint: Path, expected: li
     def call(start: int) -> None:
         found[start] = llm.generate(PROMPTS[start : start + 3], GREEDY, use_tqdm=False)
 
-    threads = [threading.Thread(target=call, args=(start,)) for start in range(0, 12, 3)]
+    threads = [threading.Thread(target=call, args=(start,)) for start in range(0, 9, 3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert alike([output for start in sorted(found) for output in found[start]], expected) >= 11 / 12
+    assert alike([output for start in sorted(found) for output in found[start]], expected) >= 8 / 9
     check_at_rest(llm)
 
 
 @LOOPS
 def test_nothing_piles_up(tiny_checkpoint: Path, asynchronous: bool) -> None:
-    """Hundreds of requests, with images, failures and a full prefix cache: no object stays behind."""
+    """A hundred requests, with images, failures and a full prefix cache: no object stays behind."""
     llm = LLM(
         tiny_checkpoint, max_num_seqs=8, page_size=16, cache_bytes=caches_of(tiny_checkpoint, 40, 8, 16),
         asynchronous=asynchronous, host_cache_bytes=20_000,
@@ -227,9 +227,9 @@ def test_nothing_piles_up(tiny_checkpoint: Path, asynchronous: bool) -> None:
     image = Image.new("RGB", (30, 20))
 
     def work(seed: int) -> None:
-        outputs = llm.generate(texts(seed, 46, 1, 60), short, use_tqdm=False)
+        outputs = llm.generate(texts(seed, 21, 1, 60), short, use_tqdm=False)
         chat = [{"role": "user", "content": [{"type": "image", "image": image}]}]
-        assert len(tokens(outputs + llm.chat([chat] * 4, short, use_tqdm=False))) == 50
+        assert len(tokens(outputs + llm.chat([chat] * 4, short, use_tqdm=False))) == 25
         with pytest.MonkeyPatch.context() as patch:
             Fault(patch, 0, ValueError("broken"))
             assert llm.generate("lost", short, use_tqdm=False)[0].error is not None
@@ -246,4 +246,4 @@ def test_nothing_piles_up(tiny_checkpoint: Path, asynchronous: bool) -> None:
         work(seed)
     remembered = len(parts(llm).kv._tree._evicted) - evicted  # digests, of which a bounded number is kept
     assert objects() - before < 100 + remembered
-    assert llm.statistics.scheduler.finished == 200
+    assert llm.statistics.scheduler.finished == 100

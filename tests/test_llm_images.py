@@ -66,7 +66,9 @@ def expected(tiny_checkpoint: Path, oracle: Oracle) -> list[tuple[int, ...]]:
 
 
 @LOOPS
-@pytest.mark.parametrize(("chunk", "patches"), [(None, 4096), (7, 30), (1, 1)])
+@pytest.mark.parametrize(
+    ("chunk", "patches"), [(None, 4096), (7, 30), (4, 1), pytest.param(1, 1, marks=pytest.mark.slow)]
+)
 def test_mixed_batches_in_any_chunks_and_budgets(
     tiny_checkpoint: Path, expected: list[tuple[int, ...]], asynchronous: bool, chunk: int | None, patches: int
 ) -> None:

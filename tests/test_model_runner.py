@@ -115,7 +115,7 @@ def test_greedy_tokens_are_the_references_on_golden(
         ids = held[f"{name}.ids"].tolist()
         prompts[number] = (ids, len(ids) - kept, mode)
     # A value on a rounding tie may move a row, and with it a close decision; the tokens after it are compared as usual.
-    assert agreeing(rig, prompts, generate(rig, prompts, chunk, 64, on_device)) > 0.97
+    assert agreeing(rig, prompts, generate(rig, prompts, chunk, 32, on_device)) > 0.97
 
 
 @pytest.mark.parametrize("variant", ["all parts", "two ratio-2 sources", "no Engram", "ratio 1 only"])

@@ -126,10 +126,21 @@ def test_router(count: int, biased: bool) -> None:
     logits = 4 * randn(count, 48)
     bias = randn(count, 48, seed=1) if biased else randn(48, seed=1)
     eye = torch.eye(48, device=DEVICE)
-    chosen, weights = router_kernels.choose(logits, bias, 6, 1.5)
+    parts = torch.stack((0.25 * logits, 0.5 * logits, 0.25 * logits))  # exact in FP32
+    chosen, weights = router_kernels.choose(parts, bias, 6, 1.5)
     wanted, wanted_weights = router_reference.route(logits, eye, bias, 6, 1.5)
     assert torch.equal(chosen, wanted)
     torch.testing.assert_close(weights, wanted_weights)
+
+
+@each_count
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logits_of_the_router(count: int, dtype: torch.dtype) -> None:
+    h, weight = randn(count, 600).bfloat16(), randn(40, 600, seed=1).to(dtype)
+    made = router_kernels.logits(h, weight)
+    assert made.dtype is torch.float32
+    assert len(made) > 1 or dtype is torch.float32 or not count
+    torch.testing.assert_close(made.sum(0), h.float() @ weight.float().T, rtol=1e-5, atol=1e-4)
 
 
 class TestHyperConnections:

@@ -397,16 +397,17 @@ def window(rows: int) -> Case:
 
 
 def router(rows: int) -> Case:
-    """The choice of six from the logits of 384."""
+    """The choice of six of 384."""
+    gate = randn(384, 5120) / 72
     return simple(
-        "router choice",
+        "router",
         rows,
-        rows * 384 * 4,
+        gate.numel() * 2 + rows * 5120 * 2,
         1e-5,
-        lambda x: router_triton.choose(x, bias(), 6, 1.5)[1],
-        lambda x: router_torch.route(x, torch.eye(384, device="cuda"), bias(), 6, 1.5)[1],
+        lambda x: router_triton.choose(router_triton.logits(x, gate), bias(), 6, 1.5)[1],
+        lambda x: router_torch.route(x, gate, bias(), 6, 1.5)[1],
         relative,
-        lambda n: randn(n, 384, dtype=torch.float32),
+        lambda n: randn(n, 5120),
     )
 
 

@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from deepinfer.ops.linear import wide_linear
 from deepinfer.ops.platform import accelerated
 from deepinfer.ops.router import torch as reference
 
@@ -12,5 +11,5 @@ def route(h: Tensor, weight: Tensor, bias: Tensor, count: int, scaling: float) -
     if accelerated(h):
         from deepinfer.ops.router import triton
 
-        return triton.choose(wide_linear(h, weight), bias, count, scaling)
+        return triton.choose(triton.logits(h.contiguous(), weight), bias, count, scaling)
     return reference.route(h, weight, bias, count, scaling)

@@ -16,6 +16,7 @@ from deepinfer.cache import layout
 from deepinfer.cache.storage import Caches
 from deepinfer.checkpoint.reader import Checkpoint
 from deepinfer.checkpoint.writer import write_checkpoint
+from deepinfer.core.batch import Batch
 from deepinfer.core.plan import Encode, Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
@@ -195,7 +196,7 @@ class Player:
         spans = [self.span(number, count) for number, count in counts.items()]
         batch = self.runner.batch(spans)
         rows = torch.arange(len(batch.decoder_rows), device=self.model.device)
-        output = self.model.step(replace(batch, sample_rows=rows), self.caches, features=True)
+        output = self.model.step(self.part_of(replace(batch, sample_rows=rows), spans), self.caches, features=True)
         assert output.features is not None
         slots, positions = batch.decoder.slots.tolist(), batch.decoder.positions.tolist()
         if self.drafter is not None:
@@ -212,6 +213,10 @@ class Player:
         for number, count in counts.items():
             self.requests[number].done += count
         return output
+
+    def part_of(self, batch: Batch, spans: Sequence[Span]) -> Batch:
+        """What of a step is run here: all of it."""
+        return batch
 
     def anchors(self, ids: Mapping[int, int]) -> Anchors:
         """The given tokens as anchors behind what the requests have run."""

@@ -4,9 +4,13 @@ The rows of a half of the model lie in groups: stretches (consecutive rows of on
 another. So a group is a dense [stretches, rows, ...] view of any tensor of rows, and nothing is done row by row.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
+
+Gather = Callable[[Tensor], Tensor]
+"""Gives every rank of a group what all of them have: this rank's rows [n, ...] -> those of the whole step [N, ...]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ class Batch:
     scored_rows: int64 [P], among the M: rows of prompts whose next tokens' log-probabilities are asked for.
     singles: int64 [W], the rows whose entry at ratio-1 sources is to be written. pairs: the same for ratio 2.
     pictures, recalled, scored_rows: None where the step has none.
+    shared: what ranks do that share the encoder half's rows; the batch is then one rank's, see there. None: no sharing.
     """
 
     ids: Tensor
@@ -110,3 +115,27 @@ class Batch:
     pictures: Pictures | None = None
     recalled: Recalled | None = None
     scored_rows: Tensor | None = None
+    shared: "Shared | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A step whose encoder half the ranks of a group share: each runs n of the N rows, and all keep what they leave.
+
+    In a batch with one, all that is about N rows is about this rank's n. The decoder half is run whole by every rank,
+    from rows that are gathered before it; `decoder_rows` are then rows of `whole`.
+
+    whole: the step as one process would run it. own: int64 [n], this rank's rows among the N. begins: int64 [n],
+    positions at which their requests' rows of the step begin.
+    rows, singles, pairs, kept: gather what was made of the rows, of `singles`, of `pairs.rows` and of `pairs.kept`, in
+        the order that they have in `whole`. decoder: gathers the decoder half's rows [M, ...] from rows [n, ...].
+    """
+
+    whole: Batch
+    own: Tensor
+    begins: Tensor
+    rows: Gather
+    singles: Gather
+    pairs: Gather
+    kept: Gather
+    decoder: Gather

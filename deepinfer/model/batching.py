@@ -41,12 +41,12 @@ def arrange(spans: Sequence[Span], pair_ring: int, device: torch.device) -> Arra
     Sampled rows stand in the order of the spans: with `token_ids` None all rows of one, else its last.
     Raises ValueError for a span that is to be sampled without its last row running the decoder half.
     """
-    fields = [(s.slot, s.first, s.end, s.floor, s.cut, s.decoder_from, s.write_from) for s in spans]
-    slots, firsts, ends, floors, cuts, decoded, written = np.array(fields, dtype=np.int64).reshape(-1, 7).T
-    encoder = _Stretches.sort(slots, firsts, ends, floors, np.zeros_like(cuts))
+    fields = [(s.slot, s.first, s.end, s.floor, s.cut, s.decoder_from) for s in spans]
+    slots, firsts, ends, floors, cuts, decoded = np.array(fields, dtype=np.int64).reshape(-1, 6).T
+    encoder, written = Stretches.encoder(spans), write_starts(spans)
     # The decoder half runs the end of some spans, and its windows hold only what it has run.
     begins = np.minimum(np.maximum(firsts, decoded), ends)
-    decoder = _Stretches.sort(slots, begins, ends, np.maximum(floors, decoded), cuts)
+    decoder = Stretches.sort(slots, begins, ends, np.maximum(floors, decoded), cuts)
     starts = encoder.by_span(encoder.starts)
     shift = (starts - firsts)[decoder.spans]  # from a decoder row's position to its row in the encoder half
     return Arrangement(
@@ -54,15 +54,20 @@ def arrange(spans: Sequence[Span], pair_ring: int, device: torch.device) -> Arra
         decoder_starts=decoder.by_span(decoder.starts),
         encoder=encoder.half(device),
         decoder=decoder.half(device),
-        decoder_rows=_tensor(decoder.positions + decoder.spread(shift), device),
-        sample_rows=_tensor(_sampled(spans, decoder), device),
-        singles=_tensor(np.flatnonzero(encoder.positions >= encoder.spread(written[encoder.spans])), device),
-        pairs=_pairs(encoder, written[encoder.spans], pair_ring, device),
+        decoder_rows=to_tensor(decoder.positions + decoder.spread(shift), device),
+        sample_rows=to_tensor(_sampled(spans, decoder), device),
+        singles=to_tensor(np.flatnonzero(encoder.positions >= encoder.spread(written[encoder.spans])), device),
+        pairs=_pairs(pair_rows(encoder, written[encoder.spans], pair_ring), encoder, device),
     )
 
 
+def write_starts(spans: Sequence[Span]) -> Integers:
+    """The positions from which on compressed entries are written, [spans]."""
+    return np.array([span.write_from for span in spans], dtype=np.int64)
+
+
 @dataclass(frozen=True)
-class _Stretches:
+class Stretches:
     """Stretches of one half in the order of their rows, so that groups are contiguous; arrays [stretches].
 
     spans: the spans they come from. cuts: rows at or after it see no window key before it.
@@ -76,9 +81,16 @@ class _Stretches:
     cuts: Integers
 
     @classmethod
-    def sort(cls, slots: Integers, firsts: Integers, ends: Integers, floors: Integers, cuts: Integers) -> "_Stretches":
+    def sort(cls, slots: Integers, firsts: Integers, ends: Integers, floors: Integers, cuts: Integers) -> "Stretches":
         order = np.lexsort((_bucket(ends), ends - firsts))
         return cls(order, *(column[order] for column in (slots, firsts, ends, floors, cuts)))
+
+    @classmethod
+    def encoder(cls, spans: Sequence[Span]) -> "Stretches":
+        """Those of the encoder half, which runs all rows."""
+        fields = [(s.slot, s.first, s.end, s.floor) for s in spans]
+        slots, firsts, ends, floors = np.array(fields, dtype=np.int64).reshape(-1, 4).T
+        return cls.sort(slots, firsts, ends, floors, np.zeros_like(floors))
 
     @cached_property
     def counts(self) -> Integers:
@@ -108,15 +120,15 @@ class _Stretches:
         lowest = np.where(self.positions >= cuts, np.maximum(cuts, floors), floors)
         return Half(
             groups=tuple(self._groups(device)),
-            positions=_tensor(self.positions, device),
-            slots=_tensor(self.spread(self.slots), device),
-            lowest=_tensor(lowest, device),
+            positions=to_tensor(self.positions, device),
+            slots=to_tensor(self.spread(self.slots), device),
+            lowest=to_tensor(lowest, device),
         )
 
     def _groups(self, device: torch.device) -> list[Group]:
         kinds = np.stack((self.counts, _bucket(self.ends)))
         edges = np.flatnonzero((kinds[:, 1:] != kinds[:, :-1]).any(0)) + 1
-        slots, firsts, floors = (_tensor(column, device) for column in (self.slots, self.firsts, self.floors))
+        slots, firsts, floors = (to_tensor(column, device) for column in (self.slots, self.firsts, self.floors))
         groups = []
         for begin, end in zip([0, *edges], [*edges, len(self.spans)], strict=True):
             if begin < end and self.counts[begin]:
@@ -130,7 +142,7 @@ def _bucket(ends: Integers) -> Integers:
     return np.ceil(np.log2(np.maximum(ends, _SHORT))).astype(np.int64)
 
 
-def _sampled(spans: Sequence[Span], decoder: _Stretches) -> Integers:
+def _sampled(spans: Sequence[Span], decoder: Stretches) -> Integers:
     """The decoder rows that are to be sampled, span by span."""
     sampled = np.flatnonzero([span.sample for span in spans])
     wanted = np.array([1 + span.drafts for span in spans], dtype=np.int64)[sampled]
@@ -143,18 +155,44 @@ def _sampled(spans: Sequence[Span], decoder: _Stretches) -> Integers:
     return np.repeat(ends - wanted, wanted) + inside
 
 
-def _pairs(encoder: _Stretches, written: Integers, pair_ring: int, device: torch.device) -> Pairs:
+@dataclass(frozen=True)
+class PairRows:
+    """How N rows pair up, on the host.
+
+    completed, kept: bool [N], rows as in `Pairs`. partners: int64 [N], of odd rows: a row, or N + z for the z-th pending
+    one. pending: int64 [Z], the stretches that begin with a row whose partner is of an earlier step.
+    """
+
+    completed: npt.NDArray[np.bool_]
+    partners: Integers
+    pending: Integers
+    kept: npt.NDArray[np.bool_]
+
+
+def pair_rows(encoder: Stretches, written: Integers, pair_ring: int) -> PairRows:
+    """`written`: where each stretch begins to write entries."""
     positions, rows = encoder.positions, np.arange(len(encoder.positions))
     odd = positions % 2 == 1
-    completed = odd & (positions >= encoder.spread(written))
     # A stretch that begins at an odd position takes that row's partner from an earlier step.
     pending = np.flatnonzero((encoder.counts > 0) & (encoder.firsts % 2 == 1) & (encoder.firsts >= written))
     partners = rows - 1
     partners[encoder.starts[pending]] = len(rows) + np.arange(len(pending))
     kept = ~odd & (positions >= encoder.spread(encoder.ends) - 2 * pair_ring)
-    columns = rows[completed], partners[completed], encoder.slots[pending], encoder.firsts[pending] - 1, rows[kept]
-    return Pairs(*(_tensor(column, device) for column in columns))
+    return PairRows(odd & (positions >= encoder.spread(written)), partners, pending, kept)
 
 
-def _tensor(column: Integers, device: torch.device) -> Tensor:
+def _pairs(found: PairRows, encoder: Stretches, device: torch.device) -> Pairs:
+    completed, pending = np.flatnonzero(found.completed), found.pending
+    columns = (
+        completed,
+        found.partners[completed],
+        encoder.slots[pending],
+        encoder.firsts[pending] - 1,
+        np.flatnonzero(found.kept),
+    )
+    return Pairs(*(to_tensor(column, device) for column in columns))
+
+
+def to_tensor(column: Integers, device: torch.device) -> Tensor:
+    """On the device."""
     return torch.from_numpy(np.ascontiguousarray(column)).to(device)

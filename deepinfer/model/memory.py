@@ -39,10 +39,10 @@ class Memory:
     is_text: Tensor
     fetched: Mapping[int, TableRows] = field(default_factory=dict)
 
-    def of(self, rows: Tensor) -> "Memory":
-        """The same of some rows, int64 [M]."""
-        fetched = {layer: TableRows(*(part[rows] for part in read)) for layer, read in self.fetched.items()}
-        return Memory(self.back[rows], self.is_text[rows], fetched)
+    def of(self, pick: Callable[[Tensor], Tensor]) -> "Memory":
+        """The same of other rows, which `pick` finds in a tensor of all."""
+        fetched = {layer: TableRows(*map(pick, read)) for layer, read in self.fetched.items()}
+        return Memory(pick(self.back), pick(self.is_text), fetched)
 
 
 class HostTables:

@@ -4,7 +4,7 @@ The encoder half (layers before the last KV source) runs every row; the source t
 and from its attention on the decoder half runs only the rows that the batch names. The head runs sampled rows only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from deepinfer.cache.storage import Caches
 from deepinfer.config.model import ModelConfig
-from deepinfer.core.batch import Batch, Half
+from deepinfer.core.batch import Batch, Half, Shared
 from deepinfer.model.attention import Attention, Reach
 from deepinfer.model.compression import compress
 from deepinfer.model.experts import RoutedExperts, local_experts, mixture
 from deepinfer.model.memory import Memory, ReadTables, engram, fetch, look_back
 from deepinfer.model.reading import LiveEntries
 from deepinfer.model.row_operators import RowOperators
-from deepinfer.model.rows import RowAttention, RowReach, reach_rows
+from deepinfer.model.rows import RowAttention, RowReach, reach_rows, reach_shared_rows
 from deepinfer.model.streams import enter_streams, site_input, site_mix
 from deepinfer.model.weights import ModelWeights, SiteWeights
-from deepinfer.model.window import plan_windows
+from deepinfer.model.window import plan_shared_windows, plan_windows
 from deepinfer.ops.beside import Lane, beside
 from deepinfer.ops.hyper_connections import advance
 from deepinfer.ops.linear import wide_linear
@@ -93,7 +93,7 @@ class InferenceModel:
     def step(self, batch: Batch, caches: Caches, features: bool = False) -> StepOutput:
         """Run one step and leave in `caches` what later steps need."""
         config, found = self.config, _Features(features, self.config)
-        rows, reach = self._enter(batch, caches), self._reach(batch.encoder, caches)
+        rows, reach = self._enter(batch, caches), self._reach(batch.encoder, caches, batch.shared)
         for number, layer in enumerate(self.weights.layers):
             if layer.engram is not None and rows.memory is not None:
                 rows = rows.enter(
@@ -104,8 +104,9 @@ class InferenceModel:
                 compress(h, number, layer.attention, self._compressed, batch, caches, config)
             if number == config.decoder_start:
                 chosen = batch.decoder_rows
-                rows, reach = rows.of(chosen), self._reach(batch.decoder, caches)
-                found.narrow(chosen)
+                pick = _indexing(chosen) if batch.shared is None else batch.shared.decoder
+                rows, reach = rows.of(pick), self._reach(batch.decoder, caches)
+                found.narrow(pick)
                 if not len(chosen):
                     self.stand_by_from(number)
                     break
@@ -137,17 +138,21 @@ class InferenceModel:
             x = torch.where(is_image[:, None], self.weights.vision.markers[types.clamp(min=0)], x)
             x[batch.pictures.rows] = batch.pictures.cells
         if self.config.engram_layer_ids:
-            memory = look_back(batch, caches.history, self._classes, self._pad_class, self.config)
+            whole = batch if batch.shared is None else batch.shared.whole
+            memory = look_back(whole, caches.history, self._classes, self._pad_class, self.config)
+            if batch.shared is not None:
+                memory = memory.of(_indexing(batch.shared.own))
             if self._tables is not None:
                 memory = fetch(memory, self._engrams, self._tables, self.config)
         x, p = enter_streams(x, self.config)
         h = site_input(x, p, self.weights.layers[0].attention_site, self.config)
         return _Rows(x, p, h, is_image, memory)
 
-    def _reach(self, half: Half, caches: Caches) -> Reach | RowReach:
+    def _reach(self, half: Half, caches: Caches, shared: Shared | None = None) -> Reach | RowReach:
+        sizes, turns = (self.config.sliding_window, caches.ring), (self._plain, self._compressed)
         if self._by_rows:
-            return reach_rows(half, self.config.sliding_window, caches.ring, self._plain, self._compressed)
-        windows = plan_windows(half, self.config.sliding_window, caches.ring)
+            return reach_rows(half, *sizes, *turns) if shared is None else reach_shared_rows(half, shared, *sizes, *turns)
+        windows = plan_windows(half, *sizes) if shared is None else plan_shared_windows(half, shared, *sizes)
         return Reach(half, windows, rotations(half.positions, self._plain), rotations(half.positions, self._compressed))
 
     def _enter_source(self, reach: Reach | RowReach, layer: int, caches: Caches) -> None:
@@ -175,6 +180,10 @@ class InferenceModel:
         return layers[layer + 1].attention_site.norm if layer + 1 < len(layers) else self.weights.norm
 
 
+def _indexing(rows: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda values: values[rows]
+
+
 class _LayerAttention(Protocol):
     def __call__(self, h: Tensor, reach: Any, caches: Caches) -> Tensor: ...
 
@@ -193,11 +202,11 @@ class _Rows:
     is_image: Tensor | None
     memory: Memory | None
 
-    def of(self, rows: Tensor) -> "_Rows":
-        """The same of some rows, int64 [M']."""
-        is_image = None if self.is_image is None else self.is_image[rows]
-        memory = None if self.memory is None else self.memory.of(rows)
-        return _Rows(self.x[rows], self.p[rows], self.h[rows], is_image, memory)
+    def of(self, pick: Callable[[Tensor], Tensor]) -> "_Rows":
+        """The same of other rows, which `pick` finds in a tensor of all."""
+        is_image = None if self.is_image is None else pick(self.is_image)
+        memory = None if self.memory is None else self.memory.of(pick)
+        return _Rows(pick(self.x), pick(self.p), pick(self.h), is_image, memory)
 
     def enter(self, x: Tensor, site: SiteWeights, config: ModelConfig) -> "_Rows":
         """The same with other streams, at a site."""
@@ -216,9 +225,9 @@ class _Features:
         if layer in self._layers:
             self._found.append(x.mean(1, dtype=torch.float32))
 
-    def narrow(self, rows: Tensor) -> None:
-        """Keep only some rows."""
-        self._found = [feature[rows] for feature in self._found]
+    def narrow(self, pick: Callable[[Tensor], Tensor]) -> None:
+        """Go on with other rows, which `pick` finds in a tensor of all."""
+        self._found = [pick(feature) for feature in self._found]
 
     def joined(self, rows: int, like: Tensor) -> Tensor | None:
         """FP32 [rows, target layers * H]; None if nobody wants them."""

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from deepinfer.cache.storage import Caches
 from deepinfer.config.model import ModelConfig
-from deepinfer.core.batch import Half
+from deepinfer.core.batch import Gather, Half, Shared
 from deepinfer.model.row_operators import RowOperators
 from deepinfer.model.weights import AttentionWeights, IndexerWeights
 from deepinfer.ops.beside import Lane, beside
@@ -43,6 +43,8 @@ class RowReach:
     starts: first rows of stretches, on the host. group_slots, group_firsts, group_counts: as in `Index`; group_starts
         the same as group_firsts, on the host.
     latents, chosen, blocks: of the newest source, from its last index layer.
+    gather, stay: where ranks share the rows. Then the step's own rows in `near` and `places` are those of the whole step,
+        whose keys `gather` makes; int64 `stay` are those of them with a place.
     """
 
     positions: Tensor
@@ -62,6 +64,8 @@ class RowReach:
     ratio: int = 0
     chosen: Tensor | None = None
     blocks: Tensor | None = None
+    gather: Gather | None = None
+    stay: Tensor | None = None
 
     def enter_source(self, caches: Caches, config: ModelConfig, layer: int) -> None:
         """From here on layers read the compressed KV of another source."""
@@ -115,6 +119,18 @@ def reach_rows(half: Half, window: int, ring: int, plain: Tensor, compressed: Te
         group_firsts=firsts,
         group_counts=torch.tensor([count for _, count in groups], dtype=torch.int32, device=device),
         group_starts=[first for first, _ in groups],
+    )
+
+
+def reach_shared_rows(
+    half: Half, shared: Shared, window: int, ring: int, plain: Tensor, compressed: Tensor
+) -> RowReach:
+    """The same for this rank's rows of a step that ranks share."""
+    own = reach_rows(half, window, ring, plain, compressed)
+    whole = reach_rows(shared.whole.encoder, window, ring, plain, compressed)
+    stay = (whole.places >= 0).nonzero()[:, 0]
+    return replace(
+        own, near=whole.near[shared.own], old=whole.old, places=whole.places[stay], gather=shared.rows, stay=stay
     )
 
 
@@ -177,6 +193,8 @@ class RowAttention:
 
     def _extend(self, kv: Tensor, turns: Tensor, reach: RowReach, caches: Caches) -> Tensor:
         """Add the rows' keys to the rings; the rows that `reach.near` points into."""
+        if reach.gather is not None:
+            return self._extend_shared(kv, turns, reach, reach.gather, caches)
         rings, before = caches.windows[self._layer].flatten(0, 1), 0 if reach.old is None else len(reach.old)
         stored = torch.empty(before + len(kv), rings.shape[1], dtype=torch.uint8, device=rings.device)
         if reach.old is not None:
@@ -184,6 +202,17 @@ class RowAttention:
         norm, eps = self._weights.kv_norm, self._config.rms_norm_eps
         self._ops.window_rows(kv, norm, turns, eps, reach.places, stored[before:], rings)
         return rings if reach.old is None else stored
+
+    def _extend_shared(self, kv: Tensor, turns: Tensor, reach: RowReach, gather: Gather, caches: Caches) -> Tensor:
+        """The same with the keys of all ranks' rows."""
+        rings = caches.windows[self._layer].flatten(0, 1)
+        packed = torch.empty(len(kv), rings.shape[1], dtype=torch.uint8, device=rings.device)
+        nowhere = torch.full((len(kv),), -1, dtype=torch.int64, device=rings.device)
+        self._ops.window_rows(kv, self._weights.kv_norm, turns, self._config.rms_norm_eps, nowhere, packed, rings)
+        whole = gather(packed)
+        stored = rings if reach.old is None else torch.cat((rings[reach.old], whole))
+        rings.index_copy_(0, reach.places, whole[reach.stay])
+        return stored
 
     def _select(
         self, h: Tensor, latent: Tensor | Fp8Rows, weights: IndexerWeights, reach: RowReach, caches: Caches

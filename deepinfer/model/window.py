@@ -4,12 +4,12 @@ A step reads the keys before its stretches from the rings, attends over those an
 the rings. New keys pass through the stored form too, so a key is the same number in this step and in later ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from deepinfer.core.batch import Group, Half
+from deepinfer.core.batch import Gather, Group, Half, Shared
 from deepinfer.ops.cache_rows import load_rows, store_rows
 from deepinfer.ops.kv_formats import pack_window, unpack_window
 
@@ -21,6 +21,8 @@ class WindowPlan:
     old: int64 [K, window - 1], ring addresses of the positions before each of the half's K stretches. exists: bool,
     which of them hold a key of this request. seen: for each group, int64 [G, n], keys in each row's window, its own
     included. kept: int64 [Y], rows that stay in the rings. places: int64 [Y], their ring addresses.
+    gather, inside: where ranks share the rows. Then `kept` are rows of the whole step, of which `gather` makes the keys,
+    and `inside` int64 [K, window - 1] are those at the positions before stretches that belong to this step; -1: none.
     """
 
     old: Tensor
@@ -28,6 +30,8 @@ class WindowPlan:
     seen: tuple[Tensor, ...]
     kept: Tensor
     places: Tensor
+    gather: Gather | None = None
+    inside: Tensor | None = None
 
 
 def plan_windows(half: Half, window: int, ring: int) -> WindowPlan:
@@ -50,6 +54,18 @@ def plan_windows(half: Half, window: int, ring: int) -> WindowPlan:
     )
 
 
+def plan_shared_windows(half: Half, shared: Shared, window: int, ring: int) -> WindowPlan:
+    """The same for this rank's rows of a step that ranks share."""
+    plan = plan_windows(half, window, ring)
+    heads = torch.cat([_heads(group, half.positions.device) for group in half.groups])
+    before = torch.arange(1 - window, 0, device=heads.device)
+    positions = half.positions[heads][:, None] + before
+    here = positions >= shared.begins[heads][:, None]
+    inside = torch.where(here & plan.exists, shared.own[heads][:, None] + before, -1)
+    kept, places = ring_rows(shared.whole.encoder, ring)
+    return replace(plan, exists=plan.exists & ~here, kept=kept, places=places, gather=shared.rows, inside=inside)
+
+
 def ring_rows(half: Half, ring: int) -> tuple[Tensor, Tensor]:
     """The rows of a half that stay in rings of `ring` rows a slot, and their ring addresses: int64 [Y] each."""
     device = half.positions.device
@@ -60,9 +76,14 @@ def ring_rows(half: Half, ring: int) -> tuple[Tensor, Tensor]:
 
 def _last_rows(group: Group, ring: int, device: torch.device) -> Tensor:
     """Rows (of the half) that are among the last `ring` of their stretch."""
-    starts = group.start + torch.arange(len(group.ends), device=device) * group.count
+    starts = _heads(group, device)
     inside = torch.arange(max(0, group.count - ring), group.count, device=device)
     return (starts[:, None] + inside).flatten()
+
+
+def _heads(group: Group, device: torch.device) -> Tensor:
+    """The first row of each stretch, among the half's."""
+    return group.start + torch.arange(len(group.ends), device=device) * group.count
 
 
 def extend(rings: Tensor, kv: Tensor, half: Half, plan: WindowPlan) -> list[Tensor]:
@@ -73,10 +94,13 @@ def extend(rings: Tensor, kv: Tensor, half: Half, plan: WindowPlan) -> list[Tens
     """
     flat = rings.flatten(0, 1)
     packed = pack_window(kv)
+    whole = packed if plan.gather is None else plan.gather(packed)
     stretches, before = plan.old.shape
-    stored = torch.cat((load_rows(flat, plan.old, plan.exists).flatten(0, 1), packed))
-    store_rows(flat, plan.places, packed[plan.kept])
-    keys = unpack_window(stored, kv.dtype)
+    earlier = load_rows(flat, plan.old, plan.exists)
+    if plan.inside is not None:
+        earlier = torch.where((plan.inside < 0)[..., None], earlier, whole[plan.inside.clamp(min=0)])
+    store_rows(flat, plan.places, whole[plan.kept])
+    keys = unpack_window(torch.cat((earlier.flatten(0, 1), packed)), kv.dtype)
     old, new = keys[: stretches * before].view(stretches, before, -1), keys[stretches * before :]
     near, first = [], 0
     for group in half.groups:

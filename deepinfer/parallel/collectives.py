@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed
 from torch import Tensor
@@ -68,6 +69,32 @@ class Collectives:
             return result
 
         return wait
+
+    def gather(self, rows: Tensor, most: int) -> Tensor:
+        """All ranks' rows [n, ...] of at most `most`, one rank's after the other's: [ranks * most, ...]."""
+        sent = rows.contiguous()
+        if len(rows) < most:  # what fills up is never looked at
+            sent = rows.new_empty(most, *rows.shape[1:])
+            sent[: len(rows)] = rows
+        result = sent.new_empty(self.size * most, *sent.shape[1:])
+        self._data._allgather_base(result.view(torch.uint8), sent.view(torch.uint8)).wait()
+        return result
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Rank 0's tensor, to all; the others give one of its shape, which is written over."""
+        values = values.contiguous()
+        self._data.broadcast([values.view(torch.uint8)]).wait()
+        return values
+
+    def tell(self, message: bytes | None = None) -> bytes:
+        """Rank 0's message, to all; the others give none."""
+        size = torch.tensor([0 if message is None else len(message)])
+        self._host.broadcast([size]).wait()
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if message is not None:
+            data.numpy()[:] = np.frombuffer(message, dtype=np.uint8)
+        self._host.broadcast([data]).wait()
+        return data.numpy().tobytes()
 
     def abort(self) -> None:
         """End whatever runs, here and (since connections close) at the others; nothing can be called after it."""

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ def test_every_row_runs_once_and_pairs_stay_whole(step: tuple[list[Span], int]) 
         ordered = sorted(cut, key=lambda piece: piece.first)
         assert ordered[0].first == spans[number].first
         assert ordered[-1].end == spans[number].end
-        assert all(one.end == other.first for one, other in zip(ordered, ordered[1:], strict=False))
+        assert all(one.end == other.first for one, other in pairwise(ordered))
         assert all(piece.first % 2 == 0 for piece in ordered[1:])
         assert all(piece.count for piece in ordered)
         if spans[number].token_ids is None:

@@ -187,8 +187,8 @@ def test_replicas_share_nothing(tiny_checkpoint: Path, alone: list[RequestOutput
 
 
 def test_what_every_rank_would_refuse_is_refused(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="cp is 2; this version"):
-        LLM(tiny_checkpoint, cp=2)
+    with pytest.raises(ConfigError, match="cp is 2; it must divide ep, which is 3"):
+        LLM(tiny_checkpoint, cp=2, ep=3)
     with pytest.raises(ConfigError, match="ep is 0; it takes a whole number >= 1, or None"):
         LLM(tiny_checkpoint, ep=0)
 

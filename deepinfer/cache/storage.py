@@ -1,7 +1,8 @@
 """The device tensors of all caches, allocated once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,6 +86,17 @@ class Caches:
         columns = torch.split(joined.to(rows.device), [part[0].numel() for part in parts], dim=1)
         for part, values in zip(parts, columns, strict=True):
             part[rows] = values.reshape(len(pages), *part.shape[1:])
+
+    def map_pages(self, pages: Mapping[int, Sequence[int]]) -> None:
+        """Set the pages of slots: all that each of them has, in their order."""
+        if not pages:
+            return
+        slots = np.repeat(np.fromiter(pages, dtype=np.int64), [len(row) for row in pages.values()])
+        columns = np.concatenate([np.arange(len(row)) for row in pages.values()])
+        values = np.concatenate([np.array(row, dtype=np.int64) for row in pages.values()])
+        places = (torch.from_numpy(part).to(self.page_table.device) for part in (slots, columns, values))
+        slot, column, page = places
+        self.page_table[slot, column] = page
 
     def _page_parts(self) -> list[Tensor]:
         return [part for pair in zip(self.latents, self.index_keys, strict=True) for part in pair]

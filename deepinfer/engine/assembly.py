@@ -21,6 +21,7 @@ from deepinfer.config.envs import Environment
 from deepinfer.config.model import ModelConfig
 from deepinfer.core.errors import CheckpointError, ConfigError
 from deepinfer.engine.content import content_keys, image_spans
+from deepinfer.engine.context import Context
 from deepinfer.engine.device import select_device
 from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.profiling import measure, platform_name
@@ -51,6 +52,7 @@ class Parts:
     """What an engine runs with; each part owns its own state.
 
     pictures: None for a model that sees nothing. policy: None where all drafts are verified, or there are none.
+    context: None where no other rank runs a part of this one's steps.
     """
 
     config: ModelConfig
@@ -61,6 +63,7 @@ class Parts:
     expert_loads: ExpertLoads | None
     pictures: Pictures | None
     policy: ScheduledDrafts | None
+    context: Context | None
 
 
 def assemble(directory: Path, environment: Environment, settings: EngineConfig, member: Member | None = None) -> Parts:
@@ -108,14 +111,17 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
             measured = measure(model, drafter, caches, sample_ids(tokenizer))
         policy = ScheduledDrafts(limits.drafts, RoundTimes(measured))
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys, pictures, policy)
-    alone = drafter is None and (member is None or member.collectives is None)
+    context = None
+    if member is not None and member.group is not None:
+        context = Context(model, caches, member.ranks, member.group, environment.batch_invariant)
+    alone = drafter is None and context is None and (member is None or member.collectives is None)
     on_device = alone and loads is None and not form.tables_on_host  # a recording can neither wait nor count
     recorded = RecordedSteps(model, caches, record=True) if on_device and operators is not None else None
     runner = ModelRunner(
         model, caches, tokenizer.vocab_size, environment.batch_invariant, drafter=drafter, calibration=calibration,
-        rejection=_rejection(environment, settings), recorded=recorded,
+        rejection=_rejection(environment, settings), recorded=recorded, context=context,
     )  # fmt: skip
-    return Parts(config, tokenizer, runner, kv, scheduler, loads, pictures, policy)
+    return Parts(config, tokenizer, runner, kv, scheduler, loads, pictures, policy, context)
 
 
 def _whole_model(

@@ -103,6 +103,17 @@ class Engine:
         """Help other ranks with one step of theirs; False if they have none. No request may be running here."""
         return self._parts.runner.stand_by()
 
+    @property
+    def follows(self) -> bool:
+        """Whether this rank only runs its part of another one's steps, by `follow`."""
+        context = self._parts.context
+        return context is not None and not context.leads
+
+    def follow(self) -> bool:
+        """Run a part of a step of the rank that leads; False if no rank has any."""
+        context = self._parts.context
+        return context is not None and context.follow()
+
     def record_rounds(self) -> list[Round]:
         """The list that gets the rounds of speculation from now on. ConfigError without drafts."""
         return self._parts.runner.record()

@@ -79,9 +79,10 @@ class Done:
 def join(orders: Orders, ranks: Ranks) -> tuple[Member, Engine]:
     """Meet the others and load this rank's part; all ranks do so, and return when the last one has."""
     ranks.meet("here")
-    shared = orders.topology.ep > 1
-    collectives = ranks.connect(select_device(orders.environment.accelerator)) if shared else None
-    member = Member(orders.topology, ranks, collectives)
+    topology, device = orders.topology, select_device(orders.environment.accelerator)
+    collectives = ranks.connect(device) if topology.ep > 1 else None
+    group = ranks.connect_group(topology.cp, device) if topology.cp > 1 else None
+    member = Member(topology, ranks, collectives, group)
     engine = Engine(orders.directory, orders.environment, _own_settings(orders), member)
     ranks.meet("loaded")
     return member, engine
@@ -114,6 +115,10 @@ class Follower:
         def send(output: RequestOutput) -> None:
             self._ranks.post(Answer(call, replace(output, prompt=None, prompt_token_ids=())))
 
+        if self._engine.follows:
+            while self._engine.follow():
+                pass
+            return
         with contextlib.suppress(_Cancelled):
             self._engine.run(share, look, send)
         while self._engine.stand_by():

@@ -38,10 +38,7 @@ def topology_of(settings: EngineConfig, environment: Environment) -> Topology:
     devices = None
     if environment.accelerator == "nvidia":
         devices = len(_visible_devices(environment))
-    topology = choose_topology(settings.ep, settings.dp, settings.cp, environment, devices)
-    if topology.cp > 1:
-        raise ConfigError(f"cp is {topology.cp}; this version does not split a prompt's rows over ranks and takes 1")
-    return topology
+    return choose_topology(settings.ep, settings.dp, settings.cp, environment, devices)
 
 
 class EngineGroup:
@@ -147,10 +144,11 @@ class EngineGroup:
         return outputs
 
     def _shares(self, requests: Sequence[Request]) -> list[list[Request]]:
+        """For each rank; of a group that shares prompts its first rank, which leads, has them all."""
         jobs = [Job(content_keys(request), request.params.max_tokens or _UNKNOWN_LENGTH) for request in requests]
-        shares: list[list[Request]] = [[] for _ in range(self._topology.dp)]
-        for request, rank in zip(requests, self._spreader.spread(jobs), strict=True):
-            shares[rank].append(request)
+        shares: list[list[Request]] = [[] for _ in range(self._ranks.size)]
+        for request, group in zip(requests, self._spreader.spread(jobs), strict=True):
+            shares[group * self._topology.cp].append(request)
         return shares
 
     def _wait(self, gathering: "_Gathering") -> None:

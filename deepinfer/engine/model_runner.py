@@ -1,7 +1,7 @@
 """Carries plans out: pages, rows, the model, sampling. Sampled tokens stay on the device for the next plan."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -15,6 +15,7 @@ from deepinfer.core.errors import ConfigError, EngineError
 from deepinfer.core.plan import Plan, Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampled import PromptLogprobs, Sampled, SampledRow, TokenMasks
+from deepinfer.engine.context import Context
 from deepinfer.engine.placing import Places, among
 from deepinfer.engine.profiling import measure, platform_name
 from deepinfer.engine.prompt_scores import prompt_logprobs, scored_rows, scored_spans
@@ -45,16 +46,17 @@ class ModelRunner:
     def __init__(
         self, model: InferenceModel, caches: Caches, vocabulary: int, invariant: bool = False, *,
         drafter: Drafter | None = None, calibration: Calibration | None = None, rejection: bool = False,
-        recorded: RecordedSteps | None = None,
+        recorded: RecordedSteps | None = None, context: Context | None = None,
     ) -> None:  # fmt: skip
         """Only ids below `vocabulary` (the tokenizer's size) and not the image marker are ever sampled.
 
         invariant: a row gets the same bits whatever else is in its step. With a `drafter` plans may verify drafts;
         `calibration` mends its confidence; `rejection`: whether those of random requests are judged by that rule.
-        recorded: runs the decode steps of an engine without a drafter.
+        recorded: runs the decode steps of an engine without a drafter. context: runs all steps, with other ranks.
         """
         self._model, self._caches, self._invariant = model, caches, invariant
         self._recorded = recorded if model.recordable else None
+        self._context = context
         config = model.config
         forbidden = torch.arange(config.vocab_size, device=model.device) >= vocabulary
         if config.image_token_id is not None:
@@ -118,7 +120,9 @@ class ModelRunner:
 
     def _step(self, plan: Plan) -> Sampled:
         self._caches.write_pages([load.page for load in plan.loads], [cast(bytes, load.data) for load in plan.loads])
-        self._map_pages(plan.pages)
+        self._caches.map_pages(plan.pages)
+        if self._context is not None:
+            self._context.prepare(plan)
         spans = self._spans(plan)
         if not spans:
             wanted = sum(span.sample for span in plan.spans)
@@ -155,15 +159,18 @@ class ModelRunner:
     def stand_by(self) -> bool:
         """Help other ranks with one step of theirs; False if they have none."""
         with batch_invariant(self._invariant):
-            return self._model.stand_by()
+            return self._model.stand_by() if self._context is None else self._context.stand_by()
 
     def _run_model(self, spans: Sequence[Span]) -> tuple[Batch, StepOutput]:
         if self._recorded is not None and self._speculator is None and self._recorded.takes(spans):
             batch, logits = self._recorded.run(spans)
             return batch, StepOutput(logits, None)
         batch = self.batch(spans)
+        features = self._speculator is not None
         with batch_invariant(self._invariant):
-            return batch, self._model.step(batch, self._caches, features=self._speculator is not None)
+            if self._context is not None:
+                return batch, self._context.step(spans, batch, features)
+            return batch, self._model.step(batch, self._caches, features)
 
     def _prompt_logprobs(self, spans: Sequence[Span], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
         return prompt_logprobs(scored_spans(spans, self._requests), hidden, self._model.head, self.sampler)
@@ -205,15 +212,6 @@ class ModelRunner:
         sampled = replace(sampled, survival=self._speculator.draft(spans, newest, positions, plan.drafting))
         self.rounds.statistics.drafting += time.perf_counter() - begin
         return sampled
-
-    def _map_pages(self, pages: Mapping[int, Sequence[int]]) -> None:
-        if not pages:
-            return
-        slots = np.repeat(np.fromiter(pages, dtype=np.int64), [len(row) for row in pages.values()])
-        columns = np.concatenate([np.arange(len(row)) for row in pages.values()])
-        values = np.concatenate([np.array(row, dtype=np.int64) for row in pages.values()])
-        table = self._caches.page_table
-        table[self._tensor(slots), self._tensor(columns)] = self._tensor(values)
 
     def batch(self, spans: Sequence[Span]) -> Batch:
         """The rows of `spans` (at least one) as the model takes them."""

@@ -82,6 +82,7 @@ class Stretches:
 
     @classmethod
     def sort(cls, slots: Integers, firsts: Integers, ends: Integers, floors: Integers, cuts: Integers) -> "Stretches":
+        """Of columns, a value a span, in the order of the spans."""
         order = np.lexsort((_bucket(ends), ends - firsts))
         return cls(order, *(column[order] for column in (slots, firsts, ends, floors, cuts)))
 
@@ -94,10 +95,12 @@ class Stretches:
 
     @cached_property
     def counts(self) -> Integers:
+        """Rows."""
         return self.ends - self.firsts
 
     @cached_property
     def starts(self) -> Integers:
+        """The first row of each."""
         return np.cumsum(self.counts) - self.counts
 
     @cached_property
@@ -116,6 +119,7 @@ class Stretches:
         return ordered
 
     def half(self, device: torch.device) -> Half:
+        """Their rows, on the device."""
         floors, cuts = self.spread(self.floors), self.spread(self.cuts)
         lowest = np.where(self.positions >= cuts, np.maximum(cuts, floors), floors)
         return Half(
@@ -159,8 +163,8 @@ def _sampled(spans: Sequence[Span], decoder: Stretches) -> Integers:
 class PairRows:
     """How N rows pair up, on the host.
 
-    completed, kept: bool [N], rows as in `Pairs`. partners: int64 [N], of odd rows: a row, or N + z for the z-th pending
-    one. pending: int64 [Z], the stretches that begin with a row whose partner is of an earlier step.
+    completed, kept: bool [N], rows as in `Pairs`. partners: int64 [N], of odd rows: a row, or N + z for the z-th
+    pending one. pending: int64 [Z], the stretches that begin with a row whose partner is of an earlier step.
     """
 
     completed: npt.NDArray[np.bool_]

@@ -151,7 +151,9 @@ class InferenceModel:
     def _reach(self, half: Half, caches: Caches, shared: Shared | None = None) -> Reach | RowReach:
         sizes, turns = (self.config.sliding_window, caches.ring), (self._plain, self._compressed)
         if self._by_rows:
-            return reach_rows(half, *sizes, *turns) if shared is None else reach_shared_rows(half, shared, *sizes, *turns)
+            if shared is None:
+                return reach_rows(half, *sizes, *turns)
+            return reach_shared_rows(half, shared, *sizes, *turns)
         windows = plan_windows(half, *sizes) if shared is None else plan_shared_windows(half, shared, *sizes)
         return Reach(half, windows, rotations(half.positions, self._plain), rotations(half.positions, self._compressed))
 

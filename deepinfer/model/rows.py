@@ -43,7 +43,7 @@ class RowReach:
     starts: first rows of stretches, on the host. group_slots, group_firsts, group_counts: as in `Index`; group_starts
         the same as group_firsts, on the host.
     latents, chosen, blocks: of the newest source, from its last index layer.
-    gather, stay: where ranks share the rows. Then the step's own rows in `near` and `places` are those of the whole step,
+    gather, stay: where ranks share the rows. Then the step's rows in `near` and `places` are those of the whole step,
         whose keys `gather` makes; int64 `stay` are those of them with a place.
     """
 

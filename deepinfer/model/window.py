@@ -21,8 +21,8 @@ class WindowPlan:
     old: int64 [K, window - 1], ring addresses of the positions before each of the half's K stretches. exists: bool,
     which of them hold a key of this request. seen: for each group, int64 [G, n], keys in each row's window, its own
     included. kept: int64 [Y], rows that stay in the rings. places: int64 [Y], their ring addresses.
-    gather, inside: where ranks share the rows. Then `kept` are rows of the whole step, of which `gather` makes the keys,
-    and `inside` int64 [K, window - 1] are those at the positions before stretches that belong to this step; -1: none.
+    gather, inside: where ranks share the rows. Then `kept` are rows of the whole step, whose keys `gather` makes, and
+    `inside` int64 [K, window - 1] are those at the positions before stretches that belong to this step; -1: none.
     """
 
     old: Tensor

@@ -80,11 +80,10 @@ class Collectives:
         self._data._allgather_base(result.view(torch.uint8), sent.view(torch.uint8)).wait()
         return result
 
-    def spread(self, values: Tensor) -> Tensor:
-        """Rank 0's tensor, to all; the others give one of its shape, which is written over."""
-        values = values.contiguous()
-        self._data.broadcast([values.view(torch.uint8)]).wait()
-        return values
+    def spread(self, values: Tensor) -> None:
+        """Rank 0's contiguous tensor, to all; the others give one of its shape, which is written over."""
+        if values.numel():
+            self._data.broadcast([values.view(torch.uint8)]).wait()
 
     def tell(self, message: bytes | None = None) -> bytes:
         """Rank 0's message, to all; the others give none."""

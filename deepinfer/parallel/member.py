@@ -9,8 +9,9 @@ from deepinfer.parallel.topology import Topology
 
 @dataclass(frozen=True)
 class Member:
-    """collectives: None where no experts are shared, so that no step needs another rank."""
+    """collectives: of all ranks; None where no experts are shared. group: of those that share prompts; None: alone."""
 
     topology: Topology
     ranks: Ranks
-    collectives: Collectives | None
+    collectives: Collectives | None = None
+    group: Collectives | None = None

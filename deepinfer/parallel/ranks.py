@@ -84,15 +84,24 @@ class Ranks:
         self._on_failure, self._alive = on_failure, alive
         self._reason: str | None = None
         self._closed = threading.Event()
-        self._collectives: Collectives | None = None
+        self._collectives: list[Collectives] = []
         self._watch = threading.Thread(target=self._keep_watch, name="deepinfer-ranks", daemon=True)
         self._watch.start()
 
     def connect(self, device: torch.device) -> Collectives:
         """Connect with all other ranks, which do the same."""
+        return self._connect(self._store, self.rank, self.size, device)
+
+    def connect_group(self, size: int, device: torch.device) -> Collectives:
+        """Connect with the ranks of the own group: `size` neighbours, the first of which is rank 0 there."""
+        number, place = divmod(self.rank, size)
+        return self._connect(dist.PrefixStore(f"group{number}", self._store), place, size, device)
+
+    def _connect(self, store: Any, rank: int, size: int, device: torch.device) -> Collectives:
         with self.together():
-            self._collectives = Collectives(self._store, self.rank, self.size, device, self._local)
-        return self._collectives
+            collectives = Collectives(store, rank, size, device, self._local)
+        self._collectives.append(collectives)
+        return collectives
 
     # What is handed out and sent back.
 
@@ -199,8 +208,8 @@ class Ranks:
             return
 
     def _abort(self) -> None:
-        collectives, self._collectives = self._collectives, None
-        if collectives is not None:
+        broken, self._collectives = self._collectives, []
+        for collectives in broken:
             collectives.abort()
 
 

@@ -37,8 +37,8 @@ def choose_topology(ep: int | None, dp: int | None, cp: int, environment: Enviro
     """The layout that is asked for; ConfigError if it cannot be.
 
     `devices`: accelerators that a launcher sees; None: CPUs, on which any number of ranks run. What is not given
-    follows: `ep` from `dp` x `cp`, `dp` from `ep` / `cp`, and with neither given ep is launchers (`WORLD_SIZE`) x
-    devices where there are several launchers, else 1.
+    follows: `ep` from `dp` x `cp`, `dp` from `ep` / `cp` (1 where no experts are shared), and with neither given ep is
+    launchers (`WORLD_SIZE`) x devices where there are several launchers, else `cp`.
     """
     launchers, on_node = environment.nodes, environment.launchers_on_node
     if launchers > 1 and environment.launcher is None:
@@ -53,6 +53,8 @@ def choose_topology(ep: int | None, dp: int | None, cp: int, environment: Enviro
     if ep is None and dp is None:
         ranks = cp if launchers == 1 else launchers * max(1, (devices or 1) // on_node)
         ep = ranks
+    if ep == 1 and dp is None:
+        dp = 1
     if ep is not None and dp is None:
         if ep % cp:
             raise ConfigError(f"cp is {cp}; it must divide ep, which is {ep}")

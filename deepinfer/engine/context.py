@@ -1,0 +1,144 @@
+"""Context parallel in the engine: of the ranks of a group one leads, the others run their part of each of its steps.
+
+The leader alone schedules, samples and drafts, so ranks cannot come to differ about a token. Before each step it tells
+the others what is to run: where rows lie, their ids, pages, embeddings of images. They keep caches like its own.
+"""
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from deepinfer.cache.storage import Caches
+from deepinfer.core.batch import Batch, Pictures, Recalled
+from deepinfer.core.plan import PageLoad, Plan, Span
+from deepinfer.model.batching import arrange
+from deepinfer.model.model import InferenceModel, StepOutput
+from deepinfer.ops.choice import batch_invariant
+from deepinfer.parallel.collectives import Collectives
+from deepinfer.parallel.context import RowWork, is_shared, share_rows
+from deepinfer.parallel.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What the leader says before a step; tensors follow.
+
+    spans: as they run, without ids; None: this rank has no step, so help others. pages, loads: as in a `Plan`, since
+    the last order. features: whether the leader wants them. recalled, cells: how many; cells None: no images.
+    """
+
+    spans: tuple[Span, ...] | None = None
+    pages: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    loads: tuple[PageLoad, ...] = ()
+    features: bool = False
+    recalled: int = 0
+    cells: int | None = None
+
+
+class Context:
+    """One rank's end of its group. The leader calls `prepare`, `step` and `stand_by`, all others `follow` as often."""
+
+    def __init__(
+        self, model: InferenceModel, caches: Caches, ranks: Ranks, group: Collectives, invariant: bool = False
+    ) -> None:
+        self._model, self._caches, self._ranks, self._group, self._invariant = model, caches, ranks, group, invariant
+        self._work = RowWork(model.config)
+        self._pages: dict[int, tuple[int, ...]] = {}
+        self._loads: list[PageLoad] = []
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the one that the others of its group follow."""
+        return self._group.rank == 0
+
+    def prepare(self, plan: Plan) -> None:
+        """Take note of what a plan does to pages; its step is the next one, if it has one."""
+        self._pages.update(plan.pages)
+        self._loads += plan.loads
+
+    def step(self, spans: Sequence[Span], batch: Batch, features: bool) -> StepOutput:
+        """Run a step of all ranks; `batch` are its rows, which `spans` have. A failure ends all ranks."""
+        with self._ranks.together():
+            order = _Order(
+                tuple(span if span.token_ids is None else replace(span, token_ids=()) for span in spans),
+                self._pages,
+                tuple(self._loads),
+                features,
+                0 if batch.recalled is None else len(batch.recalled.ids),
+                None if batch.pictures is None else len(batch.pictures.rows),
+            )
+            self._pages, self._loads = {}, []
+            self._group.tell(pickle.dumps(order))
+            for tensor in _tensors(batch):
+                self._group.spread(tensor)
+            return self._run(order.spans or (), batch, features)
+
+    def stand_by(self) -> bool:
+        """Help other groups with one step of theirs; False if they have none. The others of this group do so, too."""
+        with self._ranks.together():
+            self._group.tell(pickle.dumps(_Order()))
+            return self._model.stand_by()
+
+    @torch.inference_mode()
+    def follow(self) -> bool:
+        """Do what the leader says next; False if there is nothing to do for any rank."""
+        with self._ranks.together(), batch_invariant(self._invariant):
+            order: _Order = pickle.loads(self._group.tell())
+            if order.spans is None:
+                return self._model.stand_by()
+            self._caches.write_pages([load.page for load in order.loads], [_bytes(load) for load in order.loads])
+            self._caches.map_pages(order.pages)
+            self._run(order.spans, self._receive(order, order.spans), order.features)
+            return True
+
+    def _run(self, spans: Sequence[Span], batch: Batch, features: bool) -> StepOutput:
+        if is_shared(spans, self._group.size):
+            batch = share_rows(batch, spans, self._work, self._caches.pairs.shape[2], self._group)
+        return self._model.step(batch, self._caches, features)
+
+    def _receive(self, order: _Order, spans: Sequence[Span]) -> Batch:
+        """The leader's batch, but for sampled rows."""
+        config, device = self._model.config, self._model.device
+        rows = arrange(spans, self._caches.pairs.shape[2], device)
+        count, recalled, pictures = sum(span.count for span in spans), None, None
+
+        def room(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        if order.recalled:
+            recalled = Recalled(room(order.recalled), room(order.recalled), room(order.recalled))
+        if order.cells is not None:
+            cells = room(order.cells, config.hidden_size, dtype=self._model.dtype)
+            pictures = Pictures(room(count), cells, room(order.cells))
+        batch = Batch(
+            ids=room(count),
+            encoder=rows.encoder,
+            decoder=rows.decoder,
+            decoder_rows=rows.decoder_rows,
+            sample_rows=room(0),
+            singles=rows.singles,
+            pairs=rows.pairs,
+            pictures=pictures,
+            recalled=recalled,
+        )
+        for tensor in _tensors(batch):
+            self._group.spread(tensor)
+        return batch
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    """What only the leader knows of a batch."""
+    found, recalled, pictures = [batch.ids], batch.recalled, batch.pictures
+    if recalled is not None:
+        found += [recalled.slots, recalled.positions, recalled.ids]
+    if pictures is not None:
+        found += [pictures.types, pictures.cells, pictures.rows]
+    return found
+
+
+def _bytes(load: PageLoad) -> bytes:
+    assert isinstance(load.data, bytes)
+    return load.data

@@ -76,7 +76,7 @@ def differences(rig: Rig, groups: InferenceModel, batch: Batch) -> list[float]:
         if number in config.kv_source_layer_ids:
             compress(rows.h, number, layer.attention, model._compressed, batch, caches, config)
         if number == config.decoder_start:
-            rows = rows.of(batch.decoder_rows)
+            rows = rows.of(lambda values: values[batch.decoder_rows])
             reaches = [(one, one._reach(batch.decoder, caches)) for one in (groups, model)]
         for one, reach in reaches:
             if number in config.kv_source_layer_ids:

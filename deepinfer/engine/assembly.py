@@ -94,6 +94,8 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
         model, loads = _whole_model(checkpoint, classes, operators, form, settings.count_experts)
     slots, verified = limits.max_num_seqs, limits.drafts + 1
     pages = _pages(CacheSizes(config, slots, settings.page_size, verified), settings, device)
+    if member is not None and member.group is not None:  # which all have the pages that the first of them hands out
+        pages = -member.group.most([-pages])[0]
     caches = Caches(config, pages, slots, settings.page_size, verified, device)
     drafter, calibration = None, None
     if limits.drafts:

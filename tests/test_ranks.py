@@ -1,6 +1,7 @@
 """Many ranks as one engine: the tokens of one process, and an end for all when one fails."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from llm_tools import AGREE, alike, check_at_rest, texts, tokens
+from PIL import Image
 
 from deepinfer import LLM, ConfigError, SamplingParams
 from deepinfer.core.errors import RankError
@@ -74,6 +77,31 @@ def test_two_ranks_give_the_tokens_of_one(two: LLM, alone: list[RequestOutput]) 
     assert visits is not None
     assert visits[0].sum() >= 2 * statistics.prefill_rows  # both ranks' rows, two experts each
     check_leader_at_rest(two)
+
+
+def test_drafts_of_both_ranks_change_no_token(two: LLM, tiny_checkpoint: Path) -> None:
+    before = sum(two.statistics.speculation.verified)
+    prompts = texts(41, 6, 20, 60)
+    outputs = two.generate(prompts, PARAMS[:6], use_tqdm=False)
+    assert sum(two.statistics.speculation.verified) > before
+    assert tokens(outputs) == tokens(LLM(tiny_checkpoint, nextn=0).generate(prompts, PARAMS[:6], use_tqdm=False))
+
+
+def test_images_on_both_ranks(two: LLM, tiny_checkpoint: Path) -> None:
+    """One of them in two requests; a request without any between them."""
+    source = np.random.default_rng(0)
+    pictures = [Image.fromarray(source.integers(0, 256, (30 + 9 * n, 44, 3), dtype=np.uint8)) for n in range(3)]
+    text = {"type": "text", "text": "What is it?"}
+    chats: list[Any] = [
+        [{"role": "user", "content": [*({"type": "image", "image": pictures[n]} for n in shown), text]}]
+        for shown in ([0], [1, 2], [], [2], [0, 1])
+    ]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    outputs, alone = (llm.chat(chats, params, use_tqdm=False) for llm in (two, LLM(tiny_checkpoint)))
+    assert tokens(outputs) == tokens(alone)
+    pictures_seen = two.statistics.pictures
+    assert pictures_seen is not None
+    assert pictures_seen.encoded >= 3
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -210,10 +238,10 @@ def test_launchers_of_torchrun_all_return_everything(tiny_checkpoint: Path, tmp_
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
     done = subprocess.run([*command, str(tiny_checkpoint)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    lines = [line.split("#")[1:] for line in done.stdout.splitlines() if "#" in line]
+    found = re.findall(r"#(\[\[.*?\]\])#", done.stdout)  # two may stand on one line
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     one = LLM(tiny_checkpoint).generate([[n, n + 1, n + 2] for n in range(5)], params, use_tqdm=False)
-    assert [line[0] for line in lines] == [str([list(output.token_ids) for output in one])] * 2
+    assert found == [str([list(output.token_ids) for output in one])] * 2
 
 
 def test_the_reason_of_a_failure_reaches_all() -> None:

@@ -1,7 +1,10 @@
 """Ranks that share prompts (cp): the tokens of one process, with everything that requests may ask for."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import numpy as np
 import pytest
 from llm_tools import AGREE, alike, caches_of, check_at_rest, texts, tokens
 from PIL import Image
-from test_ranks import children, group
+from test_ranks import SCRIPT, children, group
 
 from deepinfer import LLM, RequestOutput, SamplingParams
 from deepinfer.core.errors import RankError
@@ -104,6 +107,7 @@ def test_images(two: LLM, one: LLM) -> None:
     assert tokens(outputs) == tokens(wanted)
 
 
+@pytest.mark.slow
 def test_pages_come_back_from_the_host(tiny_checkpoint: Path) -> None:
     """What was evicted to host memory is loaded on every rank."""
     settings: dict[str, Any] = {"cache_bytes": caches_of(tiny_checkpoint, 16), "host_cache_bytes": 1 << 24}
@@ -147,6 +151,20 @@ def test_golden(golden_checkpoint: Path) -> None:
     assert tokens(outputs) == tokens(LLM(golden_checkpoint).generate(prompts, GREEDY, use_tqdm=False))
 
 
+def test_the_bundled_checkpoint() -> None:
+    """Trained, so that drafts are accepted; one prompt is long enough to be cut."""
+    long = " ".join(f"Room {number} holds {number * 7 % 90} chairs." for number in range(12))
+    chats: list[Any] = [
+        [{"role": "user", "content": content}]
+        for content in ("What is 47 + 38?", long + " How many chairs are in room 3?", "Find the sum of 346 and 187.")
+    ]
+    params = SamplingParams(temperature=0, max_tokens=24)
+    two = LLM(cp=2, ep=1)
+    outputs, wanted = (llm.chat(chats, params, thinking=False, use_tqdm=False) for llm in (two, LLM()))
+    assert tokens(outputs) == tokens(wanted)
+    assert sum(two.statistics.speculation.accepted) > 0
+
+
 def test_a_killed_rank_ends_all_with_its_error(two: LLM) -> None:
     """The last test of this engine."""
     victim = children(two)[0]
@@ -160,6 +178,26 @@ def test_a_killed_rank_ends_all_with_its_error(two: LLM) -> None:
     with pytest.raises(RankError, match="rank 1 of 2 was ended by signal 9"):
         two.generate(PROMPTS * 4, PARAMS * 4, use_tqdm=False, on_output=kill)
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.slow
+def test_confidence_decides_how_many_drafts_are_verified(tiny_checkpoint: Path, alone: list[RequestOutput]) -> None:
+    llm = LLM(tiny_checkpoint, cp=2, varlen=True, **SMALL)
+    assert alike(llm.generate(PROMPTS, PARAMS, use_tqdm=False), alone) >= AGREE
+
+
+@pytest.mark.slow
+def test_launchers_of_torchrun(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """One of the two launchers only follows; both return all outputs."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("LLM(sys.argv[1])", "LLM(sys.argv[1], cp=2)"), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", str(script)]
+    done = subprocess.run([*command, str(tiny_checkpoint)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"#(\[\[.*?\]\])#", done.stdout)  # two may stand on one line
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    one = LLM(tiny_checkpoint).generate([[n, n + 1, n + 2] for n in range(5)], params, use_tqdm=False)
+    assert found == [str([list(output.token_ids) for output in one])] * 2
 
 
 LAYOUTS = {

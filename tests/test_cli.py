@@ -122,10 +122,16 @@ class TestMemory:
         assert "one of 8 ranks: ep 8, dp 4, cp 2" in out
         assert part["routed experts"] * 384 == whole["routed experts"] * (384 + 16) // 8
         assert abs(part["Engram tables"] * 8 - whole["Engram tables"]) < 8 * 2 * 264
-        assert part["attention"] == whole["attention"]
+        assert part["compressors"] == whole["compressors"]
         # Of six choices 7/8 are elsewhere: each result of 5,120 BF16 numbers comes back, through 20 of 40 layers.
         assert part["results of experts"] == 4 * 40 * 6 * 7 // 8 * 5120 * 2  # the decode step's, which is printed last
         assert "prefill step of 100 rows" in out
+        # Half of the rows are another rank's, and get 20 layers' windows and all compressed entries.
+        assert part["KV to the group"] == 100 // 2 * (20 * 528 + 890)
+        assert part["residual streams"] * 2 == whole["residual streams"]
+        alone = ran(capsys, "memory", *shape, "--ep", "1", "--cp", "2")
+        assert "KV to the group" in alone
+        assert "results of experts" not in alone
         host = ran(capsys, "memory", *shape, "--ep", "8", "--engram-tables", "host")
         assert "Engram tables" not in host.replace("Engram tables elsewhere", "")
         assert "Engram rows" not in host

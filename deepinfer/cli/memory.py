@@ -5,7 +5,7 @@ from typing import Any
 
 from deepinfer.cache.budget import CacheSizes
 from deepinfer.cli.models import MODEL_HELP, find_model
-from deepinfer.cli.ranks import rank_layout, wire_bytes
+from deepinfer.cli.ranks import group_bytes, rank_layout, wire_bytes
 from deepinfer.cli.table import print_bytes
 from deepinfer.cli.units import parse_bytes, parse_count, parse_positive, show_bytes
 from deepinfer.cli.weights import ENGRAM_TABLES, resident_bytes, weight_bytes
@@ -13,7 +13,7 @@ from deepinfer.cli.workspace import workspace_bytes
 from deepinfer.config.engine import DTYPES, TABLE_PLACES, EngineConfig
 from deepinfer.config.envs import read_environment
 from deepinfer.config.model import ModelConfig
-from deepinfer.parallel.topology import choose_topology
+from deepinfer.parallel.topology import Topology, choose_topology
 
 _ABOUT = "what weights, caches and workspace cost, and how many tokens fit into a given memory"
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -37,7 +37,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of activations (default: %(default)s)")
     number("--ep", None, "ranks that share the routed experts: all, or 1")
     number("--dp", None, "groups of ranks with requests of their own; --requests and --rows are those of one")
-    number("--cp", 1, "ranks of a group, which all hold its KV (default: %(default)s)")
+    number("--cp", 1, "ranks of a group, which share prompts' rows and all hold their KV (default: %(default)s)")
     parser.add_argument("--extra-experts", type=parse_count, default=0, metavar="N", help="copies of experts, a layer")
     parser.add_argument("--engram-tables", choices=TABLE_PLACES, default="device", help="where Engram tables lie")
     parser.set_defaults(run=run)
@@ -54,7 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     pages = sizes.pages_for(context, requests)
     layout = rank_layout(model.layout(), model.config, topology, arguments.extra_experts, on_host)
     stored, resident = weight_bytes(layout), resident_bytes(layout, _BYTES[dtype])
-    workspace = workspace_bytes(model.config, arguments.rows, context, requests, _BYTES[dtype])
+    rows = max(
+        -(-arguments.rows // topology.cp), min(arguments.rows, requests * verified)
+    )  # decode rows are not shared
+    workspace = workspace_bytes(model.config, rows, context, requests, _BYTES[dtype])
     print(f"{model.title}\n{requests:,} requests of {context:,} tokens, steps of {arguments.rows:,} rows, {dtype}")
     if topology.ranks > 1:
         print(f"one of {topology.ranks} ranks: ep {topology.ep}, dp {topology.dp}, cp {topology.cp}")
@@ -62,20 +65,27 @@ def run(arguments: argparse.Namespace) -> int:
     print_bytes("weights as the PyTorch operators hold them", {"all": resident})
     print_bytes("caches", {"pages": pages * sizes.page_bytes, **_beside_pages(sizes, pages)}, _notes(sizes, pages))
     print_bytes("workspace of a step (estimate)", workspace)
-    if topology.ep > 1:
-        _print_wire(model.config, topology.ep, arguments.rows, requests * verified, on_host)
+    if topology.ranks > 1:
+        _print_wire(model.config, topology, arguments.rows, requests * verified, on_host)
     if arguments.memory is not None:
         _print_fit(sizes, arguments.memory, stored, resident, sum(workspace.values()))
     return 0
 
 
-def _print_wire(config: ModelConfig, ranks: int, rows: int, decode_rows: int, on_host: bool) -> None:
-    """Print what leaves a rank: in a prefill step the encoder half runs, in a decode step all layers do."""
-    for name, count, layers in (
-        (f"prefill step of {rows:,} rows", rows, config.decoder_start),
-        (f"decode step of {decode_rows:,} rows", decode_rows, config.num_hidden_layers),
+def _print_wire(config: ModelConfig, topology: Topology, rows: int, decode_rows: int, on_host: bool) -> None:
+    """Print what leaves a rank: in a prefill step the encoder half runs, in a decode step all layers do.
+
+    The ranks of a group share a prefill step's rows; the rows of a decode step are run by each of them.
+    """
+    for name, count, layers, shared in (
+        (f"prefill step of {rows:,} rows", -(-rows // topology.cp), config.decoder_start, rows),
+        (f"decode step of {decode_rows:,} rows", decode_rows, config.num_hidden_layers, 0),
     ):
-        print_bytes(f"sent to other ranks in a {name}", wire_bytes(config, count, layers, ranks, on_host))
+        sent = wire_bytes(config, count, layers, topology.ep, on_host) if topology.ep > 1 else {}
+        if shared:
+            sent |= group_bytes(config, shared, topology)
+        if sent:
+            print_bytes(f"sent to other ranks in a {name}", sent)
 
 
 def _beside_pages(sizes: CacheSizes, pages: int) -> dict[str, int]:

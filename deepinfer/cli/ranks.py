@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from deepinfer.cache.layout import CacheLayout
 from deepinfer.checkpoint.layout import TensorSpec
 from deepinfer.config.model import ModelConfig
 from deepinfer.parallel.placement import first_placement
@@ -34,6 +35,18 @@ def rank_layout(
             rows, width = spec.shape
             own[name] = replace(spec, shape=(rows_each(rows, topology.ep), width))
     return own
+
+
+def group_bytes(config: ModelConfig, rows: int, topology: Topology) -> dict[str, int]:
+    """Bytes that leave a rank for those that share prompts with it, in a prefill step of `rows` rows of the group.
+
+    Of its rows all others get the encoder half's window keys and the sources' compressed entries, as stored.
+    """
+    if topology.cp == 1:
+        return {}
+    layout = CacheLayout.from_config(config)
+    row = config.decoder_start * layout.window_row + layout.bytes_per_token
+    return {"KV to the group": round(rows * row * (topology.cp - 1) / topology.cp)}
 
 
 def wire_bytes(config: ModelConfig, rows: int, layers: int, ranks: int, tables_on_host: bool) -> dict[str, int]:

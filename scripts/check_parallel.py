@@ -8,6 +8,8 @@
    out, against the bound: bytes that leave a GPU over the bandwidth of a large exchange of the same run.
 3. Engine: `LLM(ep=2)` against one process, greedy, FP32: share of equal replies; steps a second of both.
 4. A rank is killed while it serves: seconds until the call ends with its error.
+5. Context parallel: `LLM(cp=2)`, with and without shared experts, against one process, with prompts long enough to be
+   cut: share of equal replies; seconds to the first token of a long prompt; then a rank is killed.
 
 Exits with 0 if all checks hold. Needs no network and no file beside the project's.
 """
@@ -195,13 +197,42 @@ def engine(quick: bool) -> bool:
         "prefix_cache": False,
         "cache_bytes": 1 << 29,
     }
-    one, one_steps = answers(LLM(**settings), prompts, tokens)
+    alone = LLM(**settings)
+    one, one_steps = answers(alone, prompts, tokens)
     llm = LLM(**settings, ep=RANKS, rebalance_steps=8)
     two, two_steps = answers(llm, prompts, tokens)
     equal = sum(map(tuple.__eq__, one, two))
     print(f"\nengine     {equal} of {len(one)} replies equal")
     print(f"           steps/s: one process {one_steps:.1f}, {RANKS} ranks {two_steps:.1f} in all")
-    return equal >= len(one) - 1 and killed(llm, prompts)
+    good = equal >= len(one) - 1 and killed(llm, prompts)
+    del llm
+    return context(alone, settings, quick) and good
+
+
+def context(alone: LLM, settings: dict[str, Any], quick: bool) -> bool:
+    """Prompts that two ranks share."""
+    source = torch.Generator().manual_seed(1)
+    lengths = [60, 130, 500 if quick else 1500]
+    prompts = [torch.randint(5, 250, (length,), generator=source).tolist() for length in lengths]
+    wanted, _ = answers(alone, prompts, 8)
+    good, base = True, first_token(alone, prompts[-1])
+    print()
+    for shares, name in ((1, "experts on every rank"), (RANKS, "experts shared")):
+        llm = LLM(**settings, dp=1, cp=RANKS, ep=shares)
+        made, _ = answers(llm, prompts, 8)
+        equal = sum(map(tuple.__eq__, wanted, made))
+        seconds = first_token(llm, prompts[-1])
+        print(f"context    {name}: {equal} of {len(made)} replies equal; first token of {lengths[-1]:,}: "
+              f"{seconds:.3f} s, one process {base:.3f} s")  # fmt: skip
+        good &= equal >= len(made) - 1
+        good &= killed(llm, [*prompts, *prompts])
+        del llm
+    return good
+
+
+def first_token(llm: LLM, prompt: list[int]) -> float:
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    return median_seconds(lambda: llm.generate([prompt], params, use_tqdm=False), torch.device("cpu"), 3)
 
 
 def killed(llm: LLM, prompts: list[list[int]]) -> bool:
@@ -213,7 +244,8 @@ def killed(llm: LLM, prompts: list[list[int]]) -> bool:
         begin = begin or time.perf_counter()
         os.kill(victim.pid, signal.SIGKILL)
 
-    params = [SamplingParams(temperature=0, max_tokens=2 + 200 * (n > 0), ignore_eos=True) for n in range(8)]
+    tokens = [2 + 200 * (n > 0) for n in range(len(prompts))]
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in tokens]
     try:
         llm.generate(prompts, params, use_tqdm=False, on_output=kill)
     except RankError as error:

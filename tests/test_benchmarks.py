@@ -18,6 +18,7 @@ import measure
 import prefill_replay
 import prefix_hits
 import sampling
+import scaling
 
 ROOT = Path(__file__).parents[1]
 Output = pytest.CaptureFixture[str]
@@ -107,6 +108,19 @@ def test_the_mixed_requests_are_mixed(tiny_checkpoint: Path) -> None:
     assert {1, 32} <= {one.max_tokens for one in params}
     beginnings = [tuple(prompt[:40]) for prompt in prompts if len(prompt) >= 40]
     assert len(set(beginnings)) < len(beginnings)
+
+
+@pytest.mark.slow
+def test_scaling(tiny_checkpoint: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = scaling.layouts(2)
+    assert list(every) == ["one process", "dp 2", "dp 2, ep 2", "cp 2", "cp 2, ep 2"]
+    monkeypatch.setattr(scaling, "layouts", lambda ranks: {name: every[name] for name in ("one process", "cp 2")})
+    arguments = ["--prompt", "90", "--requests", "2", "--tokens", "3", "--rounds", "1"]
+    scaling.main(["--model", str(tiny_checkpoint), *arguments])
+    lines = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
+    assert [line[0].strip() for line in lines] == ["one process", "cp 2"]
+    assert all(float(cell) > 0 for line in lines for cell in line[1:4])
+    assert lines[0][4].split() == ["1.00"] * 3
 
 
 def test_ratios_are_those_of_rounds() -> None:

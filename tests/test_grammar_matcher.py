@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from grammar_tools import PADDED, allowed_ids, compiler, matcher_of, text_of, tokenizer, walk
+from grammar_tools import PADDED, Case, allowed_ids, cases, compiler, matcher_of, text_of, tokenizer, walk
 
 from deepinfer.core.errors import EngineError, RequestError
 from deepinfer.sampling.grammar import compiler as compiling
@@ -106,7 +106,9 @@ def test_a_block_is_walked_up_to_its_first_illegal_draft(draft: str, legal: int)
     matcher, other = matcher_of(ebnf), matcher_of(ebnf)
     drafts = [ids(char)[0] for char in draft]
     bits = rows(len(drafts) + 1)
-    assert matcher.walk(drafts, bits) == legal
+    assert matcher.legal(drafts) == legal
+    assert matcher.length == 0
+    matcher.walk(drafts[:legal], bits)
     assert matcher.length == 0
     for place in range(legal + 1):
         assert unpacked(bits[place]) == allowed_ids(other)
@@ -114,9 +116,31 @@ def test_a_block_is_walked_up_to_its_first_illegal_draft(draft: str, legal: int)
             other.take(drafts[place])
 
 
+@pytest.mark.parametrize("case", cases(24, seed=8), ids=lambda case: case.kind)
+def test_what_is_legal_is_what_the_masks_allow(case: Case) -> None:
+    """Blocks drawn from the masks, with a token at one place that need not be among them."""
+    rng, ebnf = random.Random(3), structured_output(case.so_args).ebnf
+    for _ in range(4):
+        tokens, _ = walk(ebnf, rng, 6)
+        start = rng.randint(0, len(tokens))
+        drafts = [*tokens[start:], EOS, 0]
+        drafts[rng.randrange(len(drafts))] = rng.randrange(PADDED)
+        matcher, other = matcher_of(ebnf), matcher_of(ebnf)
+        for token in tokens[:start]:
+            matcher.take(token)
+            other.take(token)
+        legal = 0
+        while legal < len(drafts) and not other.ended and drafts[legal] in allowed_ids(other):
+            other.take(drafts[legal])
+            legal += 1
+        assert matcher.legal(drafts) == legal
+        assert matcher.length == start
+
+
 def test_a_block_may_end_the_reply() -> None:
     matcher = matcher_of('root ::= "a"')
-    assert matcher.walk([ids("a")[0], EOS, ids("a")[0]], rows(4)) == 2
+    assert matcher.legal([ids("a")[0], EOS, ids("a")[0]]) == 2
+    matcher.walk([ids("a")[0], EOS], rows(3))
     assert not matcher.ended
 
 
@@ -137,8 +161,12 @@ def test_the_grammar_holds_from_the_end_of_the_thinking_on() -> None:
     assert set(allowed_ids(matcher)) == free
     # The thinking ends, and the answer begins, inside a block.
     drafts = [end, ids("a")[0], ids("b")[0], EOS]
-    assert matcher.walk(drafts, rows(5)) == 4
-    assert matcher.walk([end, ids("z")[0]], rows(3)) == 1
+    assert matcher.legal(drafts) == 4
+    bits = rows(5)
+    matcher.walk(drafts, bits)
+    assert set(unpacked(bits[1])) == set(ids("ab") + ids("a"))
+    assert matcher.legal([end, ids("z")[0]]) == 1
+    assert matcher.legal([EOS]) == matcher.legal([tokenizer().token_id(DSML) or 0]) == 0
     assert matcher.length == thought - 1
 
 

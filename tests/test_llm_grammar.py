@@ -11,7 +11,7 @@ import pytest
 from grammar_tools import MINI, Case, allowed_ids, cases, matcher_of, tokenizer
 from llm_tools import caches_of
 
-from deepinfer import LLM, RequestError, SamplingParams
+from deepinfer import LLM, EngineError, RequestError, SamplingParams
 from deepinfer.sampling.grammar.constraint import structured_output
 from deepinfer.sampling.grammar.matcher import Matcher
 
@@ -167,7 +167,10 @@ def test_a_failing_matcher_ends_its_own_request_only(llm: LLM, monkeypatch: pyte
     params = [form(regex="[a-z]{9}"), SamplingParams(max_tokens=9, temperature=0), form(regex="[0-9]")]
     outputs = llm.generate(["x"] * 3, params, use_tqdm=False)
     assert outputs[0].finish_reason == "error"
-    assert "no token could be drawn" in str(outputs[0].error)
+    assert str(outputs[0].error) == (
+        "the request's grammar could not be followed: RuntimeError: a fault in the matcher"
+    )
+    assert isinstance(outputs[0].error, EngineError)
     assert [one.error for one in outputs[1:]] == [None, None]
     assert len(outputs[1].token_ids) == 9
     monkeypatch.undo()

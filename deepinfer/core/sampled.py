@@ -76,7 +76,8 @@ class Sampled:
     survival: FP64 [S, G], for each draft of the blocks drafted after the last tokens the chance that it and all before
     it will be accepted; None where nothing was drafted.
     prompts: log-probabilities of prompt tokens that rows of this step come before.
-    failures: requests whose images could not be encoded, and why; what the step computed for them means nothing.
+    failures: requests whose images could not be encoded or whose grammars could not be followed, and why; what the step
+    computed for them means nothing.
     """
 
     tokens: Tensor

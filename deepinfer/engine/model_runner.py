@@ -102,7 +102,7 @@ class ModelRunner:
         failures = self._encode(plan)
         sampled = self._step(plan)
         self.rounds.statistics.running += time.perf_counter() - begin
-        return replace(sampled, failures=failures) if failures else sampled
+        return replace(sampled, failures={**sampled.failures, **failures}) if failures else sampled
 
     def _encode(self, plan: Plan) -> dict[int, EngineError]:
         """Run the vision stage; returns the requests that miss an image, and why."""
@@ -137,7 +137,7 @@ class ModelRunner:
         self.sampler.read(spans, batch)
         masks = None if filling is None else self.grammars.on_device(filling.result())
         sampled = self._sample(output.logits, [span for span in spans if span.sample], masks, plan)
-        sampled = replace(sampled, prompts=scored)
+        sampled = replace(sampled, prompts=scored, failures=self.grammars.failures(spans))
         return among(plan, spans, sampled) if len(spans) < len(plan.spans) else sampled
 
     def record(self) -> list[Round]:

@@ -1,12 +1,14 @@
 """The matchers of running requests, and masks that are filled while the model runs."""
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from deepinfer.core.errors import EngineError
 from deepinfer.core.plan import Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampled import TokenMasks
@@ -63,6 +65,7 @@ class Grammars:
         self._words, self._device = words, device
         self._held: dict[int, _Held] = {}
         self._filler: ThreadPoolExecutor | None = None
+        self._filling: Future[TokenMasks] | None = None
 
     def admit(self, request_id: int, request: Request) -> None:
         """Take note of a request before its first row; nothing is kept of one without a grammar."""
@@ -79,20 +82,18 @@ class Grammars:
         """Begin to fill the masks of a step's sampled rows; None, at once, if none of its requests has a grammar.
 
         `drafts` gives those that a span verifies. Spans come back without the drafts behind the first illegal one,
-        which itself has to stay: whether a draft is judged must not depend on what it is. Where there are such drafts
-        the masks are filled before this returns.
+        which itself has to stay: whether a draft is judged must not depend on what it is.
         A request whose matcher fails gets an empty mask, so that no token can be drawn for it.
         """
-        held = [span for span in spans if span.request_id in self._held] if self._held else []
-        if not held:
+        if not any(span.request_id in self._held for span in spans):
             return spans, None
-        if any(span.drafts for span in held):
-            cut, masks = self._fill(spans, {span.request_id: drafts(span) for span in held if span.drafts})
-            done: Future[TokenMasks] = Future()
-            done.set_result(masks)
-            return cut, done
+        if self._filling is not None:
+            wait([self._filling])  # a step that failed did not
+        legal: dict[int, Sequence[int]] = {}
+        cut = [self._cut(span, drafts, legal) for span in spans]
         self._filler = self._filler or ThreadPoolExecutor(1, "deepinfer-masks")
-        return spans, self._filler.submit(lambda: self._fill(spans, {})[1])
+        self._filling = self._filler.submit(self._fill, cut, legal)
+        return cut, self._filling
 
     def on_device(self, masks: TokenMasks) -> TokenMasks:
         """The masks on the device of the logits."""
@@ -115,41 +116,57 @@ class Grammars:
                 held = self._held[span.request_id]
                 held.newest = _Newest(span.end - span.drafts - held.prompt, copied, place * width, count)
 
-    def _fill(self, spans: Sequence[Span], drafts: Mapping[int, Sequence[int]]) -> tuple[list[Span], TokenMasks]:
-        cut: list[Span] = []
+    def failures(self, spans: Sequence[Span]) -> dict[int, EngineError]:
+        """The requests among `spans` whose matchers failed by the time the step's masks were there, and why."""
+        if not self._held:
+            return {}
+        held = {span.request_id: self._held[span.request_id] for span in spans if span.request_id in self._held}
+        return {request_id: _failure(one.error) for request_id, one in held.items() if one.error is not None}
+
+    def _cut(self, span: Span, drafts: Callable[[Span], Sequence[int]], legal: dict[int, Sequence[int]]) -> Span:
+        """The span without the drafts behind its first illegal one; those before that are noted in `legal`."""
+        held = self._held.get(span.request_id)
+        if held is None or not span.drafts:
+            return span
+        proposed = drafts(span)
+        kept = legal[span.request_id] = self._legal(held, span, proposed)
+        return span if held.error is not None else replace(span, count=min(span.count, len(kept) + 2))
+
+    def _fill(self, spans: Sequence[Span], legal: Mapping[int, Sequence[int]]) -> TokenMasks:
+        """Runs on the filler's thread, while the model runs the spans."""
         rows: list[int] = []
         row = 0
         held_rows = sum(1 + span.drafts for span in spans if span.sample and span.request_id in self._held)
         bits = blank(held_rows, self._words, self._device.type == "cuda")
         for span in spans:
+            count = (1 + span.drafts) if span.sample else 0
             held = self._held.get(span.request_id)
             if held is not None:
-                self._follow(held, span)
-                if span.sample:
-                    lines = bits[len(rows) : len(rows) + 1 + span.drafts]
-                    span = self._masks(held, span, drafts.get(span.request_id, ()), lines)
-                    rows += range(row, row + 1 + span.drafts)
-            cut.append(span)
-            row += (1 + span.drafts) if span.sample else 0
-        return cut, TokenMasks(torch.tensor(rows, dtype=torch.int64), bits[: len(rows)])
+                self._fill_span(held, span, legal.get(span.request_id), bits[len(rows) : len(rows) + count])
+                rows += range(row, row + count)
+            row += count
+        return TokenMasks(torch.tensor(rows, dtype=torch.int64), bits)
 
-    def _masks(self, held: _Held, span: Span, drafts: Sequence[int], bits: Tensor) -> Span:
-        """Fill a span's masks, and cut it behind its first illegal draft."""
+    def _fill_span(self, held: _Held, span: Span, legal: Sequence[int] | None, bits: Tensor) -> None:
+        """`legal`: the drafts that may come, if the matcher has followed already; masks behind others are not used."""
+        with _failing_alone(held):
+            if legal is None:
+                held.error = None
+                self._take(held, span)
+            if span.sample and held.error is None:
+                held.matcher.walk(legal or (), bits)
         if held.error is not None:
             bits.zero_()
-            return span
-        legal = held.matcher.walk(drafts, bits)
-        return replace(span, count=min(span.count, legal + 2)) if span.drafts else span
 
-    def _follow(self, held: _Held, span: Span) -> None:
-        """Bring a matcher to the end of its request's span, whatever it has taken before."""
-        try:
+    def _legal(self, held: _Held, span: Span, drafts: Sequence[int]) -> Sequence[int]:
+        held.error = None
+        with _failing_alone(held):
             self._take(held, span)
-            held.error = None
-        except Exception as error:  # one request's trouble, whatever it is, is not the others'
-            held.error = error
+            return drafts[: held.matcher.legal(drafts)]
+        return ()
 
     def _take(self, held: _Held, span: Span) -> None:
+        """Bring a matcher to the end of its request's span, whatever it has taken before."""
         first = span.first - held.prompt
         if span.token_ids is not None:
             for place, token in enumerate(span.token_ids, first):
@@ -162,3 +179,16 @@ class Grammars:
             for index in range(newest.count):
                 held.matcher.put(newest.place + index, newest.tokens[newest.row + index])
         held.matcher.rewind(max(0, span.end - span.drafts - held.prompt))
+
+
+@contextmanager
+def _failing_alone(held: _Held) -> Iterator[None]:
+    """Whatever one request's matcher raises is its own trouble, not the others'."""
+    try:
+        yield
+    except Exception as error:
+        held.error = error
+
+
+def _failure(error: Exception) -> EngineError:
+    return EngineError(f"the request's grammar could not be followed: {type(error).__name__}: {error}")

@@ -1,16 +1,22 @@
 """Matchers: masks, taking back, blocks of drafts, thinking; and grammars that do not compile."""
 
 import random
+import time
+from functools import cache
 
+import numpy as np
 import pytest
 import torch
+import vocabulary
 from grammar_tools import PADDED, Case, allowed_ids, cases, compiler, matcher_of, text_of, tokenizer, walk
 
 from deepinfer.core.errors import EngineError, RequestError
 from deepinfer.sampling.grammar import compiler as compiling
 from deepinfer.sampling.grammar.compiler import Compiler
 from deepinfer.sampling.grammar.constraint import Constraint, structured_output
+from deepinfer.sampling.grammar.matcher import Matcher
 from deepinfer.sampling.grammar.tools import tool_calls
+from deepinfer.sampling.grammar.vocabulary import Vocabulary
 from deepinfer.text.spellings import DSML, END_THINK
 
 EOS = compiler().vocabulary.eos
@@ -187,6 +193,42 @@ def test_a_grammar_that_does_not_compile_is_one_clear_error(ebnf: str, message: 
         compiler().compile(structured_output({"ebnf": ebnf})).result()
     assert str(caught.value).startswith("so_args['ebnf'] ")
     assert "/project/" not in str(caught.value)
+
+
+@pytest.mark.parametrize("count", ["{129}", "{0,1000}", "{129,}", "{ 1 , 200 }", "{5,99999999999}"])
+def test_counts_that_the_compiler_gets_wrong_are_refused(count: str) -> None:
+    with pytest.raises(RequestError, match=r"repeats something .* counts up to 128"):
+        structured_output({"ebnf": f'root ::= "x" ([a-z]{count} | "y")'})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lengths", [{}, {"minLength": 1}, {"minLength": 3, "maxLength": 40}, {"maxLength": 500}], ids=str
+)
+def test_masks_within_strings_are_soon_filled_for_a_large_vocabulary(lengths: dict[str, int]) -> None:
+    """Trying all 129,280 tokens would take 100 ms or more; and what a mask allows can be taken."""
+    schema = {"type": "array", "items": {"type": "string", **lengths}, "minItems": 32}
+    matcher = Matcher(large_compiler().compile(structured_output({"json_schema": schema})).result())
+    bits, rng, times = torch.zeros((1, large_compiler().vocabulary.words), dtype=torch.int32), random.Random(1), []
+    for _ in range(60):
+        begin = time.process_time()
+        matcher.fill(bits)
+        times.append(time.process_time() - begin)
+        allowed = np.flatnonzero(np.unpackbits(bits.numpy().view(np.uint8), bitorder="little"))
+        longer = [int(token) for token in allowed if token != EOS]
+        matcher.take(rng.choice(longer))
+    assert sorted(times)[len(times) // 2] < 0.02
+
+
+@cache
+def large_compiler() -> Compiler:
+    return Compiler(Vocabulary(vocabulary.tokenizer("v41"), 129280, EOS))
+
+
+def test_braces_that_repeat_nothing_are_let_be() -> None:
+    ebnf = 'root ::= "{200}\\"{201}" [{202}\\]{203}]{128} # {204}'
+    assert structured_output({"ebnf": ebnf}).ebnf == ebnf
+    compiler().compile(structured_output({"ebnf": ebnf})).result()
 
 
 def test_equal_grammars_compile_once_and_the_oldest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

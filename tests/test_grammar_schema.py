@@ -29,6 +29,22 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "const": ({"const": {"a": [1, "x"]}}, [{"a": [1, "x"]}], [{"a": [1]}]),
     "minLength": ({"type": "string", "minLength": 3}, ["abc", '\n"\\'], ["ab", "\U0001f600a"]),
     "maxLength": ({"type": "string", "maxLength": 2}, ["ab", "é\U0001f600"], ["abc"]),
+    "a long minLength": ({"type": "string", "minLength": 35}, ['"' * 35, "\n" * 40], ["a" * 34, '"' * 34, ""]),
+    "a long maxLength": (
+        {"type": "string", "minLength": 33, "maxLength": 70},
+        ["x" * 33, '\\"' * 35, "é" * 69, "a" * 64],
+        ["x" * 32, '"' * 71],
+    ),
+    "a long maxItems": (
+        {"items": INT, "type": "array", "minItems": 40, "maxItems": 100},
+        [[1] * 40, [3] * 100],
+        [[1] * 39, [1] * 101],
+    ),
+    "many properties": (
+        {"type": "object", "additionalProperties": INT, "maxProperties": 40},
+        [{f"k{n}": n for n in range(40)}, {}],
+        [{f"k{n}": n for n in range(41)}],
+    ),
     "pattern": ({"type": "string", "pattern": "^a+$"}, ["aa"], ["ab", "ba", ""]),
     "pattern anywhere": ({"type": "string", "pattern": "b"}, ["b", "abc", '\nb"'], ["a", ""]),
     "pattern of escapes": ({"type": "string", "pattern": '^["\\\\\\n]+$'}, ['"\\\n'], ["a", "n"]),

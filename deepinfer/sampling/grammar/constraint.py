@@ -1,18 +1,25 @@
 """What a request's output is held to: checked, translated, ready to be compiled."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from deepinfer.core.errors import RequestError
-from deepinfer.sampling.grammar.regex import whole
+from deepinfer.sampling.grammar.regex import grammar
 from deepinfer.sampling.grammar.schema import Translation, translate
+from deepinfer.sampling.grammar.spelling import MOST_IN_EBNF
 from deepinfer.sampling.grammar.tools import tool_calls
 
 LONGEST_SOURCE = 1 << 20
 """Characters of a regex, schema or grammar; what it takes to compile grows with them."""
+
+_REPETITION = re.compile(
+    r""""(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|\#[^\n]*|\{\s*(\d{1,18})\s*(?:,\s*(\d{0,18})\s*)?\}""", re.ASCII
+)
+"""A string, a class or a comment, in which braces say nothing, or a repetition with its counts."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,9 @@ def declared_tools(tools: Sequence[Mapping[str, Any]], markup: int, open_block: 
 def _constraint(kind: str, text: str) -> Constraint:
     _check_length(kind, text)
     if kind == "regex":
-        return Constraint("so_args['regex']", f"root ::= {whole(text)}")
+        return Constraint("so_args['regex']", grammar(text))
     if kind == "ebnf":
+        _check_repetitions(text)
         return Constraint("so_args['ebnf']", text)
     return _of("so_args['json_schema']", translate(json.loads(text)))
 
@@ -86,6 +94,17 @@ def _json_text(value: Any, name: str) -> str:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{name} cannot be written as JSON: {error}") from error
+
+
+def _check_repetitions(ebnf: str) -> None:
+    """Beyond the limit xgrammar's masks allow tokens that it then does not take."""
+    for found in _REPETITION.finditer(ebnf):
+        for count in (found[1], found[2]):
+            if count and int(count) > MOST_IN_EBNF:
+                raise RequestError(
+                    f"so_args['ebnf'] repeats something {found[0]}; a grammar takes counts up to {MOST_IN_EBNF}: write "
+                    "more of them as repetitions of a rule that repeats, or take a regex"
+                )
 
 
 def _check_length(kind: str, text: str) -> None:

@@ -51,20 +51,24 @@ class Rules:
         return "\n".join([f"root ::= {root}", *(f"{name} ::= {body}" for name, body in self._bodies.items())])
 
 
-def json_char(chars: CharSet, rules: Rules) -> str:
-    """How a JSON string spells one character of `chars`: raw where JSON lets it, else escaped."""
+def json_raw(chars: CharSet) -> str:
+    """A class of those characters that stand for themselves in a JSON string; empty without any."""
+    raw = chars & _RAW
+    return raw.ebnf() if raw else ""
+
+
+def json_escaped(chars: CharSet, rules: Rules) -> str:
+    """How a JSON string spells the others, and with all characters any of them; empty without any."""
     if chars == ANY:
-        return rules.shared("char")
+        return rules.shared("escaped")
     parts = []
-    if raw := chars & _RAW:
-        parts.append(raw.ebnf())
     short = [literal(spelling) for char, spelling in _SHORT.items() if char in chars]
     if short:
         parts.append(f'"\\\\" ({" | ".join(short)})')
     controls = [code for code in range(0x20) if chr(code) in chars and chr(code) not in _SHORT]
     if controls:
         parts.append('"\\\\u00" (' + " | ".join(f'"{code:02x}"' for code in controls) + ")")
-    return f"({' | '.join(parts)})"
+    return f"({' | '.join(parts)})" if parts else ""
 
 
 def json_literal(value: str) -> str:
@@ -80,13 +84,13 @@ JSON: dict[str, tuple[str, tuple[str, ...]]] = {
     "gap": (f'"" | " " | "\\n" [ \\t]{{0,{DEEPEST_INDENT}}}', ()),
     "comma": ('"," gap', ("gap",)),
     "colon": ('":" " "?', ()),
-    "char": (
-        f'{_RAW.ebnf()} | "\\\\" (["\\\\/bfnrt] | "u" ([0-9abcefABCEF] hex hex hex | [dD] [0-7] hex hex '
+    "escaped": (
+        '"\\\\" (["\\\\/bfnrt] | "u" ([0-9abcefABCEF] hex hex hex | [dD] [0-7] hex hex '
         '| [dD] [89abAB] hex hex "\\\\u" [dD] [c-fC-F] hex hex))',
         ("hex",),
     ),
     "hex": ("[0-9a-fA-F]", ()),
-    "string": ('"\\"" char* "\\""', ("char",)),
+    "string": (f'"\\"" {_RAW.ebnf()}* (escaped {_RAW.ebnf()}*)* "\\""', ("escaped",)),
     "number": (ANY_NUMBER, ()),
     "value": ('string | number | object | array | "true" | "false" | "null"', ("string", "number", "object", "array")),
     "member": ("string colon value", ("string", "colon", "value")),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from deepinfer.sampling.grammar.charset import ANY, CharSet
 from deepinfer.sampling.grammar.ebnf import Rules, json_literal
+from deepinfer.sampling.grammar.spelling import any_of
 
 _PLAIN = ANY - CharSet.of((0, 0x1F)) - CharSet.chars('"\\')
 """What keys besides the declared ones are made of: no escapes, by which one could be spelled another way."""
@@ -78,9 +79,9 @@ class _Chain:
         if other is None or room == 0:
             return None if missing else gap if so_far else '""'
         if so_far:
-            return f"({comma} {other}){{{missing},{'' if room is None else room}}} {gap}"
-        most = "" if room is None else room - 1
-        filled = f"{other} ({comma} {other}){{{max(0, missing - 1)},{most}}} {gap}"
+            return f"{any_of(self._rules, f'{comma} {other}', missing, room)} {gap}"
+        most = None if room is None else room - 1
+        filled = f"{other} {any_of(self._rules, f'{comma} {other}', max(0, missing - 1), most)} {gap}"
         return filled if missing else f"({filled})?"
 
     def _further(self, members: Members) -> str | None:

@@ -14,9 +14,8 @@ from typing import Any
 from deepinfer.core.errors import RequestError
 from deepinfer.sampling.grammar import charset
 from deepinfer.sampling.grammar.charset import ANY, NOTHING, CharSet
-
-Spell = Callable[[CharSet], str]
-"""How one character of a set is written in the output, as EBNF."""
+from deepinfer.sampling.grammar.ebnf import Rules
+from deepinfer.sampling.grammar.spelling import PlainText, Spelling, any_of
 
 MOST_REPEATS = 100_000
 _REFUSED = {
@@ -34,16 +33,29 @@ class UnsupportedError(RequestError):
     """A regex that is valid but says more than a grammar can."""
 
 
-def whole(pattern: str, spell: Spell = CharSet.ebnf) -> str:
+def whole(pattern: str, spelling: Spelling) -> str:
     """EBNF of the strings that `re.fullmatch` finds; RequestError for no regex, or one that no grammar expresses."""
     tree = _parse(pattern)
-    return _Writer(pattern, tree.state.flags, spell).sequence(tree, True, True)
+    return _written(pattern, lambda: _Writer(pattern, tree.state.flags, spelling).sequence(tree, True, True))
 
 
-def anywhere(pattern: str, spell: Spell = CharSet.ebnf) -> str:
+def anywhere(pattern: str, spelling: Spelling) -> str:
     """EBNF of the strings in which `re.search` finds the pattern."""
     tree = _parse(pattern)
-    return _Writer(pattern, tree.state.flags, spell).search(tree)
+    return _written(pattern, lambda: _Writer(pattern, tree.state.flags, spelling).search(tree))
+
+
+def grammar(pattern: str) -> str:
+    """A whole grammar of the strings that `re.fullmatch` finds."""
+    rules = Rules()
+    return rules.text(whole(pattern, PlainText(rules)))
+
+
+def _written(pattern: str, write: Callable[[], str]) -> str:
+    try:
+        return write()
+    except RecursionError as error:
+        raise RequestError(f"{pattern!r:.80} nests its groups too deeply; it takes a simpler regex") from error
 
 
 def _parse(pattern: str) -> Any:
@@ -64,8 +76,8 @@ def _parse(pattern: str) -> Any:
 class _Writer:
     """Writes the parse tree of one pattern as EBNF."""
 
-    def __init__(self, pattern: str, flags: int, spell: Spell) -> None:
-        self._pattern, self._spell = pattern, spell
+    def __init__(self, pattern: str, flags: int, spelling: Spelling) -> None:
+        self._pattern, self._spelling = pattern, spelling
         self._dotall = bool(flags & re.DOTALL)
 
     def sequence(self, items: Sequence[Any], first: bool, last: bool) -> str:
@@ -88,7 +100,7 @@ class _Writer:
             return self.search(items[0][1][3])
         begins = bool(items) and items[0][0] is op.AT and items[0][1] in _BEGIN
         ends = bool(items) and items[-1][0] is op.AT and items[-1][1] in _END
-        around = f"{self._spell(ANY)}*"
+        around = self._spelling.many(ANY, 0, None)
         inner = self.sequence(items, begins, ends)
         return " ".join(part for part in ("" if begins else around, inner, "" if ends else around) if part)
 
@@ -103,7 +115,7 @@ class _Writer:
             return self._group(value, first, last)
         if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
             return self._repeat(*value)
-        return self._written(self._chars(kind, value))
+        return self._spelling.one(self._some(self._chars(kind, value)))
 
     def _group(self, value: Any, first: bool, last: bool) -> str:
         _, added, removed, items = value
@@ -112,12 +124,13 @@ class _Writer:
         return f"({self.sequence(items, first, last)})"
 
     def _repeat(self, least: int, most: Any, items: Sequence[Any]) -> str:
-        inner = f"({self.sequence(items, False, False)})"
-        if most is op.MAXREPEAT:
-            return inner + ("*" if least == 0 else "+" if least == 1 else f"{{{least},}}")
-        if most > MOST_REPEATS:
+        high = None if most is op.MAXREPEAT else int(most)
+        if max(least, high or 0) > MOST_REPEATS:
             raise self._refused(f"a repetition beyond {MOST_REPEATS}")
-        return '""' if most == 0 else inner + f"{{{least},{most}}}"
+        kind, value = items[0] if len(items) == 1 else (None, None)
+        if kind in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
+            return self._spelling.many(self._some(self._chars(kind, value)), least, high)
+        return any_of(self._spelling.rules, self.sequence(items, False, False), least, high)
 
     def _chars(self, kind: Any, value: Any) -> CharSet:
         if kind is op.LITERAL:
@@ -140,10 +153,10 @@ class _Writer:
                 found |= CharSet.of((value, value) if kind is op.LITERAL else value)
         return ~found if negated else found
 
-    def _written(self, chars: CharSet) -> str:
+    def _some(self, chars: CharSet) -> CharSet:
         if not chars:
             raise self._refused("a class that no character is in")
-        return self._spell(chars)
+        return chars
 
     def _refused(self, what: str) -> UnsupportedError:
         return UnsupportedError(f"{self._pattern!r:.80} has {what}, which no grammar expresses")

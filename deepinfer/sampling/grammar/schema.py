@@ -17,7 +17,7 @@ from deepinfer.core.errors import RequestError
 from deepinfer.sampling.grammar import regex
 from deepinfer.sampling.grammar.charset import ANY, literal
 from deepinfer.sampling.grammar.disjoint import all_disjoint, shares_value
-from deepinfer.sampling.grammar.ebnf import Rules, json_char, json_literal
+from deepinfer.sampling.grammar.ebnf import Rules, json_literal
 from deepinfer.sampling.grammar.formats import FORMATS
 from deepinfer.sampling.grammar.keywords import (
     COMBINERS,
@@ -36,6 +36,7 @@ from deepinfer.sampling.grammar.keywords import (
 )
 from deepinfer.sampling.grammar.numbers import Bound, decimals, integers, multiples
 from deepinfer.sampling.grammar.objects import Member, Members
+from deepinfer.sampling.grammar.spelling import JsonText, PlainText, Spelling, any_of
 
 MOST_NODES = 20_000
 DEEPEST = 100
@@ -67,6 +68,8 @@ class SchemaWriter:
         self.rules = rules
         self.unenforced: list[str] = []
         self._root, self._where = root, where
+        self._quoted: Spelling = JsonText(rules)
+        self._plain: Spelling = PlainText(rules)
         self._references: dict[str, str] = {}
         self._nodes = self._depth = 0
 
@@ -86,19 +89,19 @@ class SchemaWriter:
     def string(self, schema: Mapping[str, Any], path: str, *, raw: bool = False) -> str | None:
         """Strings in quotes, or (`raw`) the bare text."""
         quote = "" if raw else '"\\""'
-        char = (lambda chars: chars.ebnf()) if raw else (lambda chars: json_char(chars, self.rules))
+        spelling = self._plain if raw else self._quoted
         low, high = count(schema, "minLength", path) or 0, count(schema, "maxLength", path)
-        body = self._shaped(schema, path, char)
+        body = self._shaped(schema, path, spelling)
         if body is not None:
             for key in ("minLength", "maxLength"):
                 if schema.get(key):
                     self.skip(path, key)
         elif high is not None and low > high:
             return None
-        elif not low and high is None:
-            return f"{char(ANY)}*" if raw else self.rules.shared("string")
+        elif not low and high is None and not raw:
+            return self.rules.shared("string")
         else:
-            body = f"{char(ANY)}{{{low},{'' if high is None else high}}}"
+            body = spelling.many(ANY, low, high)
         return body if raw else self.rules.rule("text", f"{quote} {body} {quote}")
 
     def _node(self, schema: Any, path: str) -> str | None:
@@ -240,7 +243,7 @@ class SchemaWriter:
             return self._object(schema, path)
         return '"null"' if name == "null" else '("true" | "false")'
 
-    def _shaped(self, schema: Mapping[str, Any], path: str, char: regex.Spell) -> str | None:
+    def _shaped(self, schema: Mapping[str, Any], path: str, spelling: Spelling) -> str | None:
         """The characters of a string with a pattern or format; None without one that is enforced."""
         pattern = kind(schema, "pattern", path, str, "a regular expression")
         form = kind(schema, "format", path, str, "the name of a format")
@@ -248,7 +251,7 @@ class SchemaWriter:
             if form is not None:
                 self.skip(path, "format")
             try:
-                return regex.anywhere(pattern, char)
+                return regex.anywhere(pattern, spelling)
             except regex.UnsupportedError:
                 self.skip(path, "pattern")
                 return None
@@ -256,7 +259,7 @@ class SchemaWriter:
                 raise RequestError(f"json_schema: {at(path, 'pattern')}: {error}") from error
         if form is not None and form not in FORMATS:
             self.skip(path, "format")
-        return None if form is None or form not in FORMATS else regex.whole(FORMATS[form], char)
+        return None if form is None or form not in FORMATS else regex.whole(FORMATS[form], spelling)
 
     def _number(self, schema: Mapping[str, Any], path: str, whole: bool) -> str | None:
         low = _tighter(schema, "minimum", "exclusiveMinimum", path, 1)
@@ -324,8 +327,8 @@ class SchemaWriter:
             if place == high:
                 return ""
             if place >= len(first):
-                most = "" if high is None else high - place
-                return f"({comma} {rest}){{{max(0, low - place)},{most}}}"
+                most = None if high is None else high - place
+                return any_of(self.rules, f"{comma} {rest}", max(0, low - place), most)
             item = f"{comma} {first[place]} {after(place + 1)}"
             return item if place < low else f"({item})?"
 
@@ -402,7 +405,7 @@ class SchemaWriter:
         (pattern, item), *others = patterns.items()
         where = at(path, "patternProperties")
         try:
-            key = regex.anywhere(pattern, lambda chars: json_char(chars, self.rules))
+            key = regex.anywhere(pattern, self._quoted)
             clashes = any(re.search(one, name) for one in patterns for name in declared)
         except (regex.UnsupportedError, re.error):
             key, clashes = "", True

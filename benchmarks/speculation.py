@@ -1,18 +1,23 @@
-"""Decode speed with and without drafts, on exercises that the checkpoint was trained for, by the number of requests.
+"""Decode speed with and without drafts, by the number of requests.
 
-    python benchmarks/speculation.py [--requests 1 4 16 64] [--rounds 3] [--rule equality] [--temperature 0]
+    python benchmarks/speculation.py [--on exercises] [--requests 1 4 16 64] [--rounds 3] [--rule equality]
+                                     [--temperature 0]
 
-Each round runs the same exercises plainly, with all drafts verified and with as many as pay, one after the other, so
-that whatever else the machine does hits all of them alike. Counted are the tokens and the time of the steps that hold
-no prompt rows. Length is the mean of tokens that a step gives a request.
+On exercises that the checkpoint was trained for, of which it drafts nearly every token, or on text that it goes on
+with, of which it does not. Plain is an engine without a drafter: on a GPU its steps are recorded, as those with drafts
+are. Each round runs the same requests plainly, with all drafts verified and with as many as pay, one after the other,
+so that whatever else the machine does hits all of them alike; a first round, in which graphs are recorded, is not
+timed. Counted are the tokens and the time of the steps that hold no prompt rows. Length is the mean of tokens that a
+step gives a request.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
-from measure import in_turns, machine, ratio
+from measure import in_turns, machine, ratio, text
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.text.tokenizer import Tokenizer
@@ -30,16 +35,26 @@ def exercises(llm: LLM, count: int) -> list[Question]:
     return [question for turn in zip(*by_task, strict=True) for question in turn][:count]
 
 
-def speed(llm: LLM, questions: Sequence[Question], temperature: float) -> float:
-    """Tokens a second of the decode steps of one run."""
-    pace = llm.statistics.decode
-    rows, spent = pace.rows, pace.seconds
+def solve(llm: LLM, questions: Sequence[Question], temperature: float) -> None:
+    """Answer exercises."""
     llm.chat(
         [question.sample.messages for question in questions],
         [SamplingParams(temperature=temperature, max_tokens=question.most_tokens) for question in questions],
         thinking=[question.sample.thinking for question in questions],
         use_tqdm=False,
     )
+
+
+def go_on(llm: LLM, prompts: Sequence[Sequence[int]], temperature: float) -> None:
+    """Continue text."""
+    llm.generate(prompts, SamplingParams(temperature=temperature, max_tokens=64, ignore_eos=True), use_tqdm=False)
+
+
+def speed(llm: LLM, run: Callable[[LLM], None]) -> float:
+    """Tokens a second of the decode steps of one run."""
+    pace = llm.statistics.decode
+    rows, spent = pace.rows, pace.seconds
+    run(llm)
     return (pace.rows - rows) / (pace.seconds - spent)
 
 
@@ -79,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each number of requests and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint directory (default: the bundled one)")
+    parser.add_argument("--on", choices=("exercises", "text"), default="exercises", help="what requests are about")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 16, 64], help="requests at once")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured, in turns")
     parser.add_argument("--temperature", type=float, default=0.0, help="of all requests (greedy)")
@@ -95,13 +111,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{'requests':>8}  {'plain':>7}  {'all':>7}  {'varlen':>7}  tokens/s; all / plain; varlen / plain; lengths")
     drawn: dict[str, list[float]] = {name: [] for name in kinds}
     for requests in options.requests:
-        questions = exercises(kinds["plain"], requests)
+        if options.on == "text":
+            prompts = [text(options.model, 64, 150 * number) for number in range(requests)]
+            run = partial(go_on, prompts=prompts, temperature=options.temperature)
+        else:
+            questions = exercises(kinds["plain"], requests)
+            run = partial(solve, questions=questions, temperature=options.temperature)
+        for llm in kinds.values():
+            run(llm)
         before = {name: rounds(llm) for name, llm in kinds.items()}
         taken = in_turns(
-            {
-                name: lambda llm=llm, questions=questions: speed(llm, questions, options.temperature)
-                for name, llm in kinds.items()
-            },
+            {name: lambda llm=llm, run=run: speed(llm, run) for name, llm in kinds.items()},
             options.rounds,
         )
         lengths = [f"{length(before[name], rounds(kinds[name])):.2f}" for name in ("all", "varlen")]

@@ -6,10 +6,15 @@
 
 Prefill: prompts of `context_length` tokens of which the last `non_cached_tokens` are new, as many as fill a step of
 `prefill_batch_size` rows; what is counted are new tokens. Decode: `decode_num_requests` requests at that context, one
-row each; avg_SPS is steps a second. Both are per data-parallel rank. With `--prompt_mode image` the new tokens are
-images, which a prefill step encodes before it reads them. Weights are random for `--model released`; then
+row each and one for each of `nextn` drafts, which are drafted and verified; avg_SPS is steps a second. How many drafts
+are accepted is not measured, since random weights know nothing of each other: a share of them, `acceptance`, counts as
+accepted, by default all. Both are per data-parallel rank. On a GPU a last line says how long the device waited between
+steps when the engine's own loop and scheduler ran them (a profiler looks on, and gaps of over 10 us count).
+
+With `--prompt_mode image` the new tokens are images, which a prefill step encodes before it reads them. Weights are
+random for `--model released`; then
 `--ep_slice N` keeps 1/N of the experts, each row visits as many as in the whole model, so that the rank serves the
-visits that N ranks of equal batches would send it.
+visits that N ranks of equal batches would send it; `extra_experts` are added to those that the N ranks share out.
 """
 
 import argparse
@@ -20,6 +25,7 @@ from typing import Any
 
 import torch
 from benchmarking.bounds import decode_step_seconds, prefill_token_seconds
+from benchmarking.idle import measure_idle
 from benchmarking.images import parse_size, tower_seconds
 from benchmarking.rig import Rig, Shape, make_rig
 from benchmarking.steps import decode_plans, prefill_plans, profile, time_decode, time_encoder, time_prefill
@@ -44,6 +50,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--prompt_mode", choices=("text", "image"), default="text", help="image: the new tokens are images")
     add("--image_size", default="1302x1302", metavar="WxH", help="of the images, in pixels (default: %(default)s)")
     add("--prefill_batch_size", type=int, default=32768, help="rows of a prefill step; 0: no prefill")
+    add("--nextn", type=int, default=5, help="most drafts verified behind a token; 0: no speculation")
+    add("--acceptance", type=float, default=1.0, help="share of the drafts that counts as accepted (default: all)")
+    add("--extra_experts", type=int, default=32, help="redundant experts of all ranks together; with --ep_slice")
     add("--decode_steps", type=int, default=32, help="timed decode steps")
     add("--prefill_rounds", type=int, default=3, help="how often the prefill steps are timed")
     add("--page_size", type=int, default=64, help="tokens of a page")
@@ -64,12 +73,15 @@ def main(arguments: list[str] | None = None) -> int:
         options.page_size,
         options.dtype,
         not options.no_graphs,
+        nextn=options.nextn if options.decode_num_requests else 0,
+        extra_experts=options.extra_experts,
     )
     context, new = options.context_length, min(options.non_cached_tokens, options.context_length)
     requests = max(options.decode_num_requests, options.prefill_batch_size // new, 1)
     try:
         picture = parse_size(options.image_size) if options.prompt_mode == "image" else None
-        rig = make_rig(replace(shape, picture=picture), requests, context + options.decode_steps + 8)
+        room = (options.decode_steps + 8) * (1 + options.nextn)  # as if all drafts were accepted
+        rig = make_rig(replace(shape, picture=picture), requests, context + room)
     except DeepInferError as error:
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 2
@@ -124,15 +136,23 @@ def _encoder(rig: Rig, plans: list[tuple[Span, ...]], rounds: int) -> dict[str, 
 
 
 def _decode(rig: Rig, options: argparse.Namespace, context: int) -> dict[str, float]:
-    requests = options.decode_num_requests
-    timing = time_decode(rig, requests, context, options.decode_steps, warmup=4)
-    sps = timing.steps / timing.seconds
-    made = {"avg_SPS": sps, "ms_per_step": 1e3 / sps, "tokens_per_s": sps * requests}
-    line = f"decode: avg_SPS {sps:.1f}, {1e3 / sps:.2f} ms a step, {sps * requests:,.0f} tokens/s/GPU"
+    requests, steps = options.decode_num_requests, options.decode_steps
+    timing = time_decode(rig, requests, context, steps, warmup=4)
+    sps, accepted = timing.steps / timing.seconds, rig.drafts * options.acceptance
+    speed = sps * requests * (1 + accepted)
+    made = {"avg_SPS": sps, "ms_per_step": 1e3 / sps, "tokens_per_s": speed, "drafts": rig.drafts}
+    line = f"decode: avg_SPS {sps:.1f}, {1e3 / sps:.2f} ms a step, {speed:,.0f} tokens/s/GPU"
+    if rig.drafts:
+        line += f" (taking {accepted:g} of {rig.drafts} drafts as accepted)"
     if rig.device.type == "cuda":
-        made["bound_ms_per_step"] = 1e3 * decode_step_seconds(rig.config, rig.model.weights, requests)
-        line += f"; bound {made['bound_ms_per_step']:.2f} ms a step"
-    print(line)
+        rows = requests * (1 + rig.drafts)
+        made["bound_ms_per_step"] = 1e3 * decode_step_seconds(rig.config, rig.model.weights, rows)
+        line += f"; bound {made['bound_ms_per_step']:.2f} ms a step" + (", drafting not counted" if rig.drafts else "")
+    print(line, flush=True)
+    if rig.device.type == "cuda":
+        idle = measure_idle(rig, requests, context, steps)
+        made |= {"idle_share": idle.share, "longest_gap_us": idle.longest}
+        print(f"loop: the device idle {idle.share:.1%} of the time, {idle.longest:.0f} us at most")
     if options.profile:
         print(profile(rig, list(decode_plans(rig, requests, context, 3))))
     return made

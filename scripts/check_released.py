@@ -26,11 +26,12 @@ from deepinfer.config.released import RELEASED
 from deepinfer.core.batch import Batch
 from deepinfer.core.plan import Plan
 from deepinfer.engine.model_runner import ModelRunner
-from deepinfer.engine.recorded import RecordedSteps
+from deepinfer.engine.recorded import Recording
 from deepinfer.model.compression import compress
 from deepinfer.model.experts import mixture
 from deepinfer.model.memory import engram
 from deepinfer.model.model import InferenceModel
+from deepinfer.model.recorder import Recorder
 from deepinfer.model.streams import site_mix
 from deepinfer.ops.hyper_connections import advance
 
@@ -98,7 +99,7 @@ def recorded_agree(rig: Rig, requests: int) -> tuple[bool, float]:
     And the share of these tokens that steps of exactly these rows give, too.
     """
     caches, words = rig.caches, rig.config.vocab_size
-    launched = ModelRunner(rig.model, caches, words, recorded=RecordedSteps(rig.model, caches, False))
+    launched = ModelRunner(rig.model, caches, words, recording=Recording(rig.model, Recorder(record=False)))
     exact = ModelRunner(rig.model, caches, words)
     for number in range(requests):
         request = rig.admit(number, 2000 + number)

@@ -25,6 +25,8 @@ from deepinfer.model import attention, compression, drafter, reading, window
 from deepinfer.model.drafter import Anchors, Drafter
 from deepinfer.model.loading import load_drafter, load_weights
 from deepinfer.model.model import InferenceModel, StepOutput
+from deepinfer.ops.rows import torch as row_operators
+from deepinfer.ops.sparse_attention import torch as attend_rows
 from deepinfer.reference import attention as reference_attention
 from deepinfer.reference import indexer as reference_indexer
 from deepinfer.reference.loading import load_reference
@@ -86,13 +88,18 @@ def make_smooth(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("window_bytes", "latent_bytes", "index_bytes"):
         monkeypatch.setattr(layout, name, lambda channels: 4 * channels)
     both = ["latent", "index"]
-    for module, names in ((window, ["window"]), (drafter, ["window"]), (compression, both), (reading, both)):
+    every = [*both, "window"]
+    for module, names in (
+        (window, ["window"]), (drafter, ["window"]), (compression, both), (reading, both), (row_operators, every),
+        (attend_rows, every),
+    ):  # fmt: skip
         for name in names:
             if hasattr(module, f"pack_{name}"):
                 monkeypatch.setattr(module, f"pack_{name}", pack)
             if hasattr(module, f"unpack_{name}"):
                 monkeypatch.setattr(module, f"unpack_{name}", unpack)
-    monkeypatch.setattr(attention, "index_mxfp4", lambda x: x)
+    for module in (attention, row_operators):
+        monkeypatch.setattr(module, "index_mxfp4", lambda x: x)
     for module, name in (
         (reference_attention, "window_fp8"),
         (reference_attention, "latent_nvfp4"),

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from deepinfer.engine.model_runner import ModelRunner
-from deepinfer.engine.recorded import RecordedSteps
+from deepinfer.engine.recorded import Recording
 from deepinfer.model.model import InferenceModel
+from deepinfer.model.recorder import Recorder
 from deepinfer.ops.rows import torch as operators
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,8 +26,8 @@ def rig(golden_checkpoint: Path) -> Rig:
     """By rows, with the PyTorch operators."""
     made = make_rig(Shape(str(golden_checkpoint), False, 1, 1 << 20, 16), 3, 2100)
     model = InferenceModel(made.config, made.model.weights, classes_of(made), operators)
-    recorded = RecordedSteps(model, made.caches, record=False)
-    runner = ModelRunner(model, made.caches, made.config.vocab_size, recorded=recorded)
+    recording = Recording(model, Recorder(record=False))
+    runner = ModelRunner(model, made.caches, made.config.vocab_size, recording=recording)
     return replace(made, model=model, runner=runner)
 
 

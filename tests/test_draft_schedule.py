@@ -109,6 +109,32 @@ class TestScheduledDrafts:
             policy.decide([[0.05, 0.01]] * 2)
         assert policy.decide([None] * 2).total == 0
 
+    def test_drafts_that_fail_though_they_were_stated_to_hold_are_not_made_any_more(self) -> None:
+        """Confidence can be wrong: what happened counts. Then hardly a block is drafted, and the loss is small."""
+        table = Table([4.0 + 0.1 * rows for rows in range(40)], drafting=0.8)
+        policy, spent = ScheduledDrafts(5, table), 0.0
+        for _ in range(400):
+            made = policy.decide([[0.9, 0.8, 0.7, 0.6, 0.5]] * 4)
+            rows = 4 + (made.total or 0)
+            spent += float(table.verify(np.array([rows]))[0]) + table.drafting * made.drafting
+            each = (made.total or 0) // 4
+            policy.judged([([0.9, 0.8, 0.7, 0.6, 0.5][:each], 0)] * 4)
+        plain = 400 * float(table.verify(np.array([4]))[0])
+        assert spent < plain / 0.95
+
+    def test_drafts_that_hold_again_are_made_again(self) -> None:
+        policy = ScheduledDrafts(2, Table([4.0 + 0.1 * rows for rows in range(40)], drafting=0.3))
+        blocks = [[0.9, 0.8]] * 4
+        for _ in range(40):
+            if policy.decide(blocks).total:
+                policy.judged([([0.9, 0.8], 0)] * 4)
+        assert policy.decide(blocks).total == 0
+        seen = [policy.decide(blocks) for _ in range(600)]
+        assert seen[-1].total == 8
+        for _ in range(40):
+            policy.judged([([0.9, 0.8], 2)] * 4)
+        assert policy.trust == pytest.approx(1, abs=0.05)
+
     def test_without_requests_that_decode_the_first_blocks_are_drafted(self) -> None:
         made = ScheduledDrafts(2, Table([1.0] * 9)).decide([])
         assert (made.total, made.drafting) == (0, True)

@@ -10,8 +10,9 @@ from deepinfer.core.plan import Plan, Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
 from deepinfer.engine.model_runner import ModelRunner
-from deepinfer.engine.recorded import ROWS, RecordedSteps
+from deepinfer.engine.recorded import Recording
 from deepinfer.model.model import InferenceModel
+from deepinfer.model.recorder import SIZES, Recorder
 from deepinfer.ops.rows import torch as operators
 
 each_variant = pytest.mark.parametrize("variant", ["all parts", "two ratio-2 sources", "ratio 1 only"])
@@ -25,9 +26,7 @@ def runner_of(variant: str, fixed: bool) -> ModelRunner:
     model = InferenceModel(config, rig.model.weights, classes if config.engram_layer_ids else None, operators)
     caches = Caches(config, 64, 6, 8)
     caches.page_table[:, :8] = torch.randperm(64)[:48].view(6, 8)
-    return ModelRunner(
-        model, caches, config.vocab_size, recorded=RecordedSteps(model, caches, False) if fixed else None
-    )
+    return ModelRunner(model, caches, config.vocab_size, recording=Recording(model, Recorder(False)) if fixed else None)
 
 
 def answers(variant: str, fixed: bool, compact: bool) -> list[list[int]]:
@@ -74,8 +73,8 @@ def test_which_steps_are_recorded() -> None:
     assert steps is not None
     decode = Span(0, 1, 20, 1, None, 0, 0, 4, 4, True)
     assert steps.takes([decode])
-    assert steps.takes([decode] * ROWS[-1])
-    assert not steps.takes([decode] * (ROWS[-1] + 1))
+    assert steps.takes([decode] * SIZES[-1])
+    assert not steps.takes([decode] * (SIZES[-1] + 1))
     assert not steps.takes([decode, Span(1, 2, 20, 2, (5, 6), 0, 0, 4, 4, True)])  # a prompt's end
     assert not steps.takes([Span(0, 1, 20, 1, None, 0, 20, 20, 20, True)])  # begins in its slot
     assert not steps.takes([Span(0, 1, 20, 1, None, 0, 0, 4, 21, False)])

@@ -10,7 +10,7 @@ from deepinfer import LLM, ConfigError, SamplingParams
 from deepinfer.cli.main import main
 from deepinfer.core.plan import Span
 from deepinfer.speculative.calibration import FILE, Calibration
-from deepinfer.speculative.recording import RoundLog, round_of
+from deepinfer.speculative.recording import Outcome, RoundLog, round_of
 
 EOS = 1
 
@@ -41,8 +41,8 @@ def test_only_rounds_that_gave_tokens_count() -> None:
     log = RoundLog(EOS)
     log.kept = []
     other, prompt = replace(span(3), request_id=1), replace(span(0), request_id=2, token_ids=(5,))
-    log.ran(0, [span(3), other, prompt], [[5, 6], [7], [8]], [[0.5] * 5] * 3, [[0.4] * 5] * 3)
-    log.ran(1, [span(0)], [[5]], [[]], [[]])
+    log.ran(0, [span(3), other, prompt], lambda: Outcome([[5, 6], [7], [8]], [[0.5] * 5] * 3, [[0.4] * 5] * 3))
+    log.ran(1, [span(0)], lambda: Outcome([[5]], [[]], [[]]))
     log.landed(0, {0, 2})
     log.landed(1, {0})
     log.landed(2, {0})

@@ -23,6 +23,10 @@ from deepinfer.core.request import TEXT, Request
 from deepinfer.core.sampled import Sampled
 from deepinfer.core.sampling_params import SamplingParams
 from deepinfer.engine.model_runner import ModelRunner
+from deepinfer.engine.recorded import Recording
+from deepinfer.model.model import InferenceModel
+from deepinfer.model.recorder import Recorder
+from deepinfer.ops.rows import torch as row_operators
 
 PAGE = 4
 PAGES_EACH = 25
@@ -50,6 +54,7 @@ class Engine:
     starts: Sequence[int]  # of the decoder halves
     pattern: Pattern | None = None
     truth: Sequence[Sequence[int]] = ()
+    fixed: bool = False  # whether steps and drafting have fixed shapes, as if they were to be recorded
     made: list[list[int]] = field(default_factory=list)
     steps: int = 0
 
@@ -58,7 +63,10 @@ class Engine:
         self.caches = Caches(config, PAGES_EACH * len(self.prompts), len(self.prompts), PAGE, self.depth + 1)
         for stored in (self.caches.windows, self.caches.drafts, *self.caches.latents, *self.caches.index_keys):
             stored.view(torch.float32).fill_(torch.nan)
-        self.runner = ModelRunner(self.rig.model, self.caches, config.vocab_size, drafter=self.rig.drafter)
+        recording = Recording(by_rows(self.rig.model), Recorder(record=False)) if self.fixed else None
+        self.runner = ModelRunner(
+            self.rig.model, self.caches, config.vocab_size, drafter=self.rig.drafter, recording=recording
+        )
         self.made = [[] for _ in self.prompts]
         self.forced = 0
         speculator = self.runner._speculator
@@ -71,8 +79,15 @@ class Engine:
                 self._force(span.slot, position)
             return chances
 
+        known = speculator.drafted
+
+        def drafted(spans: Sequence[Span], positions: Sequence[int]) -> None:
+            known(spans, positions)
+            for span, position in zip(spans, positions, strict=True):
+                self._force(span.slot, position)
+
         if self.pattern is not None:
-            speculator._draft = draft
+            speculator._draft, speculator.drafted = draft, drafted
         spans = []
         for slot, prompt in enumerate(self.prompts):
             self.runner.admit(slot, request(prompt))
@@ -100,12 +115,12 @@ class Engine:
             made += tokens
         self.steps += 1
 
-    def step(self) -> None:
+    def step(self, verified: int | None = None) -> None:
         spans = [
             self._span(slot, len(prompt) + self.steps - 1, 1 + self.depth, None)
             for slot, prompt in enumerate(self.prompts)
         ]
-        self._take(self.runner.run(Plan(self.steps, tuple(spans), drafting=True)))
+        self._take(self.runner.run(Plan(self.steps, tuple(spans), verified=verified, drafting=True)))
 
     def visible(self, slot: int, length: int) -> dict[str, Tensor]:
         """What steps of a request whose first `length` tokens have run can see, as FP32."""
@@ -128,6 +143,11 @@ class Engine:
             positions = torch.arange(max(0, length - caches.layout.lookback), length)
             seen["history"] = caches.history[slot, positions % caches.history.shape[1]].float()
         return seen
+
+
+def by_rows(model: InferenceModel) -> InferenceModel:
+    """The same, attending row by row."""
+    return InferenceModel(model.config, model.weights, model._classes.tolist(), row_operators)
 
 
 def _floats(stored: Tensor) -> Tensor:
@@ -187,6 +207,41 @@ def test_state_after_every_round(variant: str, depth: int, suffix: int, pattern:
             assert wanted.keys() == found.keys()
             for name, value in wanted.items():
                 torch.testing.assert_close(found[name], value, atol=2e-4, rtol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+QUICK = [("all parts", 5, 9, 7, "chance"), ("two ratio-2 sources", 5, 11, None, "all")]
+SLOW = [
+    ("all parts", 5, 0, None, "all"), ("all parts", 1, 0, 0, "all"), ("ratio 2 only", 4, 0, 5, "chance"),
+    ("no Engram", 2, 7, None, "none"), ("two ratio-2 sources", 5, 11, None, "chance"), ("deep", 9, 0, 13, "chance"),
+    ("deep", 7, 10, None, "none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variant", "depth", "suffix", "verified", "pattern"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+)
+def test_state_after_every_round_of_fixed_shapes(
+    variant: str, depth: int, suffix: int, verified: int | None, pattern: str
+) -> None:
+    """Rows by themselves, the first one repeated to fill a shape up; with `verified`, requests of unequal drafts."""
+    rig = deep_rig() if variant == "deep" else rig_of(variant)
+    prompts = [text(rig, length, length) for length in LENGTHS]
+    starts = tuple(max(0, length - suffix) for length in LENGTHS) if suffix else (0,) * len(LENGTHS)
+    truth = plain(rig, starts, (ROUNDS + 1) * (depth + 1) + depth)
+    engine = Engine(rig, prompts, depth, starts, PATTERNS[pattern], truth, fixed=True)
+    for _ in range(ROUNDS):
+        engine.step(verified)
+        for slot, made in enumerate(engine.made):
+            assert made == list(truth[slot][: len(made)])
+    if verified is None and pattern == "all":
+        assert [len(made) for made in engine.made] == [1 + ROUNDS * (depth + 1)] * len(LENGTHS)
+    run = [[*prompt, *made[:-1]] for prompt, made in zip(prompts, engine.made, strict=True)]
+    fresh = Engine(rig, run, depth, starts)
+    for slot, ids in enumerate(run):
+        for name, value in fresh.visible(slot, len(ids)).items():
+            found = engine.visible(slot, len(ids))[name]
+            torch.testing.assert_close(found, value, atol=2e-4, rtol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_a_limit_stops_drafts_and_then_the_request() -> None:

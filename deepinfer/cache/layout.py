@@ -100,8 +100,8 @@ class CacheLayout:
         return (verify_rows + 2) // 2
 
     def history_ring(self, verify_rows: int) -> int:
-        """Token ids of an Engram ring."""
-        return self.lookback + verify_rows - 1 if self.lookback else 0
+        """Token ids of an Engram ring; those of a step with drafts may stand beside all that its first row reads."""
+        return self.lookback + (verify_rows if verify_rows > 1 else 0) if self.lookback else 0
 
     def slot_bytes(self, verify_rows: int) -> SlotBytes:
         """What one slot costs."""

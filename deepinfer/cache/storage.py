@@ -94,7 +94,9 @@ class Caches:
         slots = np.repeat(np.fromiter(pages, dtype=np.int64), [len(row) for row in pages.values()])
         columns = np.concatenate([np.arange(len(row)) for row in pages.values()])
         values = np.concatenate([np.array(row, dtype=np.int64) for row in pages.values()])
-        places = (torch.from_numpy(part).to(self.page_table.device) for part in (slots, columns, values))
+        places = (
+            torch.from_numpy(part).to(self.page_table.device, non_blocking=True) for part in (slots, columns, values)
+        )
         slot, column, page = places
         self.page_table[slot, column] = page
 

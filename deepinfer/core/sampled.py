@@ -1,16 +1,17 @@
 """What is drawn in a step, and for whom."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import NamedTuple
 
 from torch import Tensor
 
+from deepinfer.core.arriving import Arriving
 from deepinfer.core.outputs import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class SampledRow:
+class SampledRow(NamedTuple):
     """One row of logits that gives a token.
 
     slot: the request's slot in this step. position: of the token to be drawn, counted from the request's first token.
@@ -78,6 +79,7 @@ class Sampled:
     prompts: log-probabilities of prompt tokens that rows of this step come before.
     failures: requests whose images could not be encoded or whose grammars could not be followed, and why; what the step
     computed for them means nothing.
+    arriving: by name, which of the tensors are on their way to the host.
     """
 
     tokens: Tensor
@@ -87,10 +89,36 @@ class Sampled:
     survival: Tensor | None = None
     prompts: tuple[PromptLogprobs, ...] = ()
     failures: Mapping[int, Exception] = field(default_factory=dict)
+    arriving: Mapping[str, Arriving] = field(default_factory=dict)
+
+    def sent(self) -> "Sampled":
+        """The same on its way to the host, so that to read it waits for no later step."""
+        tensors = {"tokens": self.tokens, "counts": self.counts, "survival": self.survival}
+        begun = {
+            name: self.arriving.get(name) or Arriving(values) for name, values in tensors.items() if values is not None
+        }
+        return replace(self, arriving=begun)
 
     def lists(self) -> list[list[int]]:
         """The valid tokens of each span; waits for the device."""
         if self.counts is None:
-            return [[token] for token in self.tokens.tolist()]
-        rows = self.tokens.view(len(self.counts), -1).tolist()
-        return [row[:count] for row, count in zip(rows, self.counts.tolist(), strict=True)]
+            return [[token] for token in self._host("tokens", self.tokens).tolist()]
+        rows = self._host("tokens", self.tokens).view(len(self.counts), -1).tolist()
+        return [row[:count] for row, count in zip(rows, self.host_counts(), strict=True)]
+
+    def host_counts(self) -> list[int]:
+        """How many valid tokens each span has; waits for the device, if there were drafts."""
+        if self.counts is None:
+            return [1] * len(self.tokens)
+        counts: list[int] = self._host("counts", self.counts).tolist()
+        return counts
+
+    def chances(self) -> list[list[float]] | None:
+        """`survival` as lists; waits for the device."""
+        found: list[list[float]] | None = None
+        if self.survival is not None:
+            found = self._host("survival", self.survival).tolist()
+        return found
+
+    def _host(self, name: str, values: Tensor) -> Tensor:
+        return self.arriving[name].get() if name in self.arriving else values

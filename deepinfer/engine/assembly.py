@@ -24,8 +24,8 @@ from deepinfer.engine.content import content_keys, image_spans
 from deepinfer.engine.context import Context
 from deepinfer.engine.device import select_device
 from deepinfer.engine.model_runner import ModelRunner
-from deepinfer.engine.profiling import measure, platform_name
-from deepinfer.engine.recorded import RecordedSteps
+from deepinfer.engine.profiling import platform_name
+from deepinfer.engine.recorded import UNPACKED_KEYS, Recording
 from deepinfer.engine.replay import ReplayPolicy
 from deepinfer.engine.scheduler import EndRules, Pictures, Scheduler, SchedulerLimits, VisionLimits
 from deepinfer.engine.stops import stop_strings_of
@@ -34,7 +34,10 @@ from deepinfer.model.experts import ExpertLoads, RoutedExperts, local_experts
 from deepinfer.model.loading import Form, load_drafter, load_weights
 from deepinfer.model.memory import HostTables
 from deepinfer.model.model import InferenceModel
+from deepinfer.model.recorder import SIZES, Recorder
 from deepinfer.model.row_operators import RowOperators, row_operators
+from deepinfer.ops.experts import most_rows
+from deepinfer.ops.rows import torch as torch_rows
 from deepinfer.parallel.member import Member
 from deepinfer.parallel.sharing import sharing_model
 from deepinfer.speculative.calibration import Calibration
@@ -106,24 +109,35 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
     kv = KVManager(pages, settings.page_size, identity, caches, _tiers(settings, identity))
     ends = EndRules(config.eos_token_id, config.max_position_embeddings, stop_strings_of(tokenizer))
     pictures = _pictures(config, settings, dtype)
+    context = None
+    if member is not None and member.group is not None:
+        context = Context(model, caches, member.ranks, member.group, environment.batch_invariant)
+    alone = context is None and (member is None or member.collectives is None)
+    on_device = alone and loads is None and not form.tables_on_host  # a recording can neither wait nor count
+    runner = ModelRunner(
+        model, caches, tokenizer.vocab_size, environment.batch_invariant, drafter=drafter, calibration=calibration,
+        rejection=_rejection(environment, settings), context=context,
+        recording=recording_of(model, operators, classes) if on_device and not environment.batch_invariant else None,
+    )  # fmt: skip
     policy = None
     if drafter is not None and (environment.mtp_varlen if settings.varlen is None else settings.varlen):
         measured = load_times(directory, platform_name(device, dtype))
         if measured is None:  # where there are ranks, all do this at the same time, step by step
-            measured = measure(model, drafter, caches, sample_ids(tokenizer))
+            _, measured = runner.profile(sample_ids(tokenizer))
         policy = ScheduledDrafts(limits.drafts, RoundTimes(measured))
     scheduler = Scheduler(limits, replay, config.sliding_window, kv, ends, content_keys, pictures, policy)
-    context = None
-    if member is not None and member.group is not None:
-        context = Context(model, caches, member.ranks, member.group, environment.batch_invariant)
-    alone = drafter is None and context is None and (member is None or member.collectives is None)
-    on_device = alone and loads is None and not form.tables_on_host  # a recording can neither wait nor count
-    recorded = RecordedSteps(model, caches, record=True) if on_device and operators is not None else None
-    runner = ModelRunner(
-        model, caches, tokenizer.vocab_size, environment.batch_invariant, drafter=drafter, calibration=calibration,
-        rejection=_rejection(environment, settings), recorded=recorded, context=context,
-    )  # fmt: skip
     return Parts(config, tokenizer, runner, kv, scheduler, loads, pictures, policy, context)
+
+
+def recording_of(model: InferenceModel, operators: RowOperators | None, classes: Sequence[int]) -> Recording | None:
+    """How steps are recorded on this device; None where they cannot be."""
+    if model.device.type != "cuda" or not model.recordable:
+        return None
+    most = min(SIZES[-1], *(most_rows(layer.experts.w13) for layer in model.weights.layers))
+    if operators is not None:
+        return Recording(model, Recorder(record=True), most)
+    by_rows = InferenceModel(model.config, model.weights, classes, torch_rows)
+    return Recording(by_rows, Recorder(record=True), most, UNPACKED_KEYS)
 
 
 def _whole_model(

@@ -77,11 +77,12 @@ class Engine:
         with self._turn, held_interrupts() as deliver_interrupt:
 
             def landed(plan: Plan, extended: Sequence[Job]) -> None:
-                self._parts.runner.rounds.landed(plan.number, {job.request_id for job in extended})
-                seconds = self.statistics.step(plan, jobs)
-                if seconds is not None and self._parts.policy is not None:
-                    drafted = len(plan.spans) if plan.drafting else 0
-                    self._parts.policy.observe(plan.rows, drafted, seconds)
+                rounds = self._parts.runner.rounds.landed(plan.number, {job.request_id for job in extended})
+                seconds, policy = self.statistics.step(plan, jobs), self._parts.policy
+                if policy is not None:
+                    policy.judged([(one.survival[: one.round_.judged], one.round_.accepted) for one in rounds])
+                if seconds is not None and policy is not None:
+                    policy.observe(plan.rows, len(plan.spans) if plan.drafting else 0, seconds)
                 on_step([job.sequence for job in extended])
                 for job in extended:
                     if job.sequence.finish_reason is not None:

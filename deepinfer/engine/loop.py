@@ -72,7 +72,8 @@ def _land(scheduler: Scheduler, plan: Plan, result: Future[Sampled]) -> list[Job
     try:
         drawn = result.result()
         tokens = dict(zip(sampled, drawn.lists(), strict=True))
-        chances = {} if drawn.survival is None else dict(zip(sampled, drawn.survival.tolist(), strict=True))
+        survival = drawn.chances()
+        chances = {} if survival is None else dict(zip(sampled, survival, strict=True))
         logprobs = _by_request(sampled, drawn)
         prompts = [(part.request_id, part.first, part.logprobs.to_host()) for part in drawn.prompts]
     except RankError as error:  # no later step can run

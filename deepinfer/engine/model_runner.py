@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deepinfer.cache.storage import Caches
+from deepinfer.core.arriving import Arriving
 from deepinfer.core.batch import Batch, Pictures, Recalled
 from deepinfer.core.errors import ConfigError, EngineError
 from deepinfer.core.plan import Plan, Span
@@ -17,9 +18,9 @@ from deepinfer.core.request import Request
 from deepinfer.core.sampled import PromptLogprobs, Sampled, SampledRow, TokenMasks
 from deepinfer.engine.context import Context
 from deepinfer.engine.placing import Places, among
-from deepinfer.engine.profiling import measure, platform_name
+from deepinfer.engine.profiling import LaunchedRounds, RecordedRounds, Rounds, measure, platform_name
 from deepinfer.engine.prompt_scores import prompt_logprobs, scored_rows, scored_spans
-from deepinfer.engine.recorded import RecordedSteps
+from deepinfer.engine.recorded import Drafted, Recording
 from deepinfer.engine.vision_stage import VisionStage
 from deepinfer.model.batching import Arrangement, arrange
 from deepinfer.model.drafter import Drafter
@@ -28,8 +29,9 @@ from deepinfer.model.pictures import PromptImages, combine
 from deepinfer.ops.choice import batch_invariant
 from deepinfer.sampling.grammar.grammars import Grammars
 from deepinfer.sampling.sampler import Sampler
+from deepinfer.sampling.transfer import integers, to_device
 from deepinfer.speculative.calibration import Calibration
-from deepinfer.speculative.recording import RoundLog
+from deepinfer.speculative.recording import Outcome, RoundLog
 from deepinfer.speculative.rounds import Round
 from deepinfer.speculative.speculator import Speculator
 from deepinfer.speculative.times import Measured
@@ -46,16 +48,16 @@ class ModelRunner:
     def __init__(
         self, model: InferenceModel, caches: Caches, vocabulary: int, invariant: bool = False, *,
         drafter: Drafter | None = None, calibration: Calibration | None = None, rejection: bool = False,
-        recorded: RecordedSteps | None = None, context: Context | None = None,
+        recording: Recording | None = None, context: Context | None = None,
     ) -> None:  # fmt: skip
         """Only ids below `vocabulary` (the tokenizer's size) and not the image marker are ever sampled.
 
         invariant: a row gets the same bits whatever else is in its step. With a `drafter` plans may verify drafts;
         `calibration` mends its confidence; `rejection`: whether those of random requests are judged by that rule.
-        recorded: runs the decode steps of an engine without a drafter. context: runs all steps, with other ranks.
+        recording: how decode and verification steps, and drafting, are recorded; None: they are not. context: runs all
+        steps, with other ranks.
         """
         self._model, self._caches, self._invariant = model, caches, invariant
-        self._recorded = recorded if model.recordable else None
         self._context = context
         config = model.config
         forbidden = torch.arange(config.vocab_size, device=model.device) >= vocabulary
@@ -63,10 +65,13 @@ class ModelRunner:
             forbidden[config.image_token_id] = True
         self.sampler = Sampler(forbidden, caches.slots, config.eos_token_id)
         self.grammars = Grammars(-(-config.vocab_size // 32), model.device)
-        self._speculator = None
+        self._speculator, drafted = None, None
         if drafter is not None:
             fitted = calibration or Calibration.identity(drafter.block_size)
-            self._speculator = Speculator(drafter, self.sampler, caches, fitted, rejection)
+            recorder = None if recording is None else recording.recorder
+            self._speculator = Speculator(drafter, self.sampler, caches, fitted, rejection, recorder)
+            drafted = Drafted(drafter, self._speculator.blocks.tokens)
+        self._recorded = None if recording is None else recording.steps(caches, drafted)
         self.rounds = RoundLog(config.eos_token_id)
         self._places = Places()
         self._requests: dict[int, Request] = {}
@@ -102,7 +107,7 @@ class ModelRunner:
         failures = self._encode(plan)
         sampled = self._step(plan)
         self.rounds.statistics.running += time.perf_counter() - begin
-        return replace(sampled, failures={**sampled.failures, **failures}) if failures else sampled
+        return replace(sampled, failures={**sampled.failures, **failures}).sent()
 
     def _encode(self, plan: Plan) -> dict[int, EngineError]:
         """Run the vision stage; returns the requests that miss an image, and why."""
@@ -153,8 +158,20 @@ class ModelRunner:
             raise ConfigError(NO_DRAFTS)
         if self._requests:
             raise ValueError("requests use the caches")
-        measured = measure(self._model, self._speculator.drafter, self._caches, ids)
+        measured = measure(self._rounds(self._speculator, ids), self._caches, self._model.config.sliding_window)
         return platform_name(self._model.device, self._model.dtype), measured
+
+    def _rounds(self, speculator: Speculator, ids: Sequence[int]) -> Rounds:
+        """As the engine will run them, with the text `ids`; the largest may be too large to be recorded."""
+        text, caches = torch.tensor(ids, device=self._model.device), self._caches
+        launched = LaunchedRounds(self._model, speculator.drafter, caches, text)
+        most, drafts = caches.slots * (1 + speculator.block_size), speculator.recorded
+        if self._recorded is None or drafts is None or not self._recorded.holds(most):
+            return launched
+        tokens = speculator.blocks.tokens
+        tokens.copy_(text[torch.arange(tokens.numel(), device=text.device) % len(text)].view_as(tokens))
+        caches.newest.copy_(tokens[:, 0])
+        return RecordedRounds(self._recorded, drafts)
 
     def stand_by(self) -> bool:
         """Help other ranks with one step of theirs; False if they have none."""
@@ -162,7 +179,7 @@ class ModelRunner:
             return self._model.stand_by() if self._context is None else self._context.stand_by()
 
     def _run_model(self, spans: Sequence[Span]) -> tuple[Batch, StepOutput]:
-        if self._recorded is not None and self._speculator is None and self._recorded.takes(spans):
+        if self._recorded is not None and self._recorded.takes(spans):
             batch, logits = self._recorded.run(spans)
             return batch, StepOutput(logits, None)
         batch = self.batch(spans)
@@ -191,27 +208,51 @@ class ModelRunner:
 
     def _sample(self, logits: Tensor, spans: Sequence[Span], masks: TokenMasks | None, plan: Plan) -> Sampled:
         """The next tokens of `spans`, and blocks drafted behind them if the plan wants that."""
-        confidence = survival = [list[float]()] * len(spans)
+        stated = None
         if any(span.drafts for span in spans) and self._speculator is not None:
-            confidence, survival = self._speculator.stated(spans)
-            sampled = self._speculator.sample(logits, spans, masks)
+            stated = [Arriving(part) for part in self._speculator.stated(spans)]
+            sampled = self._speculator.sample(logits, spans, masks).sent()
         else:
             sampled = self.sampler.sample(logits, [SampledRow(s.request_id, s.slot, s.end) for s in spans], masks)
-        newest, counts = sampled.tokens, [1] * len(spans)
+        newest = sampled.tokens
         if sampled.counts is not None:
-            newest, counts = newest.gather(1, sampled.counts[:, None] - 1)[:, 0], sampled.counts.tolist()
-        self.grammars.sampled(spans, sampled.tokens, counts)
-        slots = np.array([span.slot for span in spans], dtype=np.int64)
+            newest = newest.gather(1, sampled.counts[:, None] - 1)[:, 0]
         newest = newest.clamp(min=0)  # what follows a failed draw is dropped
-        self._caches.newest[self._tensor(slots)] = newest
-        positions = self._places.advance(spans, counts)
-        if self._speculator is None:
-            return sampled
-        self.rounds.ran(plan.number, spans, sampled.lists(), confidence, survival)
-        begin = time.perf_counter()
-        sampled = replace(sampled, survival=self._speculator.draft(spans, newest, positions, plan.drafting))
-        self.rounds.statistics.drafting += time.perf_counter() - begin
+        self._caches.newest[integers([span.slot for span in spans], self._model.device)] = newest
+        if self._speculator is not None:
+            return self._draft(self._speculator, spans, sampled.sent(), newest, stated, plan)
+        self._settle(spans, sampled)
         return sampled
+
+    def _settle(self, spans: Sequence[Span], sampled: Sampled) -> list[int]:
+        """Find out how many tokens the spans gave, which waits for the device if there were drafts; positions of the
+        newest ones.
+        """
+        counts = sampled.host_counts()
+        self.grammars.sampled(spans, sampled.tokens, counts)
+        return self._places.advance(spans, counts)
+
+    def _draft(
+        self, speculator: Speculator, spans: Sequence[Span], sampled: Sampled, newest: Tensor,
+        stated: Sequence[Arriving] | None, plan: Plan,
+    ) -> Sampled:  # fmt: skip
+        begin = time.perf_counter()
+        survival = speculator.draft_ahead(spans, sampled.counts) if plan.drafting else None
+        ahead = time.perf_counter() - begin
+        positions = self._settle(spans, sampled)
+        nothing = [list[float]()] * len(spans)
+
+        def outcome() -> Outcome:
+            return Outcome(sampled.lists(), *([part.get().tolist() for part in stated] if stated else (nothing,) * 2))
+
+        self.rounds.ran(plan.number, spans, outcome)
+        begin = time.perf_counter()
+        if survival is None:
+            survival = speculator.draft(spans, newest, positions, plan.drafting)
+        else:
+            speculator.drafted(spans, positions)
+        self.rounds.statistics.drafting += ahead + time.perf_counter() - begin
+        return replace(sampled, survival=survival)
 
     def batch(self, spans: Sequence[Span]) -> Batch:
         """The rows of `spans` (at least one) as the model takes them."""
@@ -274,4 +315,4 @@ class ModelRunner:
         return Recalled(*self._tensor(np.array(found, dtype=np.int64).T)) if found else None
 
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._model.device)
+        return to_device(values, self._model.device)

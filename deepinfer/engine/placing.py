@@ -68,4 +68,5 @@ def among(plan: Plan, spans: Sequence[Span], sampled: Sampled) -> Sampled:
         logprob_rows=tuple(places[row] for row in sampled.logprob_rows),
         counts=spread(counts),
         survival=None if sampled.survival is None else spread(sampled.survival),
+        arriving={},
     )

@@ -1,31 +1,45 @@
-"""Decode steps of fixed shapes: recorded once as CUDA graphs and replayed, so that a step costs one launch.
+"""Decode and verification steps of fixed shapes, to be recorded as CUDA graphs.
 
-A shape is a number of rows and a bound on the requests' lengths. A step with fewer rows repeats its first one, which
-writes the same bytes to the same places; shorter requests cost no more, since kernels know the rows' own lengths.
+A shape is a number of rows and a bound on the requests' lengths. Every row counts by itself: it reads what the rows
+before it, of the same step too, have written to the rings, so that how the rows are shared out among requests is no
+part of a shape. A step with fewer rows repeats its first one, which writes the same bytes to the same places; shorter
+requests cost no more, since kernels know the rows' own lengths.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from deepinfer.cache.storage import Caches
 from deepinfer.core.batch import Batch, Group, Half, Pairs
 from deepinfer.core.plan import Span
+from deepinfer.model.drafter import Drafter
 from deepinfer.model.model import InferenceModel
+from deepinfer.model.recorder import SIZES, Recorder, size_for
 
-ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-"""Numbers of rows that steps are recorded for; larger steps are run as they come."""
+UNPACKED_KEYS = 1 << 22
+"""`most_keys` of operators that unpack the index keys that each row scores."""
 _SHORTEST = 1024
+
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Recording:
-    """inputs: int64 [4, B], of the rows: slots, positions, lowest positions in windows of the two halves.
+class Drafted:
+    """What a step needs where there are drafts. tokens: int64 [slots, G], the newest block of every slot."""
+
+    drafter: Drafter
+    tokens: Tensor
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """inputs: int64 [9, B], as `_columns` makes them.
 
     run: carries the step out; its logits FP32 [B, vocab] stay valid until the next one.
     """
@@ -35,18 +49,43 @@ class _Recording:
     run: Callable[[], Tensor]
 
 
-class RecordedSteps:
-    """The decode steps of one model over one set of caches."""
+@dataclass(frozen=True)
+class Recording:
+    """How steps are recorded.
 
-    def __init__(self, model: InferenceModel, caches: Caches, record: bool) -> None:
-        """Without `record` every step is run anew in its fixed shape: to test without a GPU."""
-        self._model, self._caches, self._record = model, caches, record
-        self._recordings: dict[tuple[int, int], _Recording] = {}
-        self._pool: Any = None  # of the recordings' memory: only one of them runs at a time
+    model: that of the engine, attending row by row. most: rows of the largest step. most_keys: rows times bound on
+    lengths of the largest step.
+    """
+
+    model: InferenceModel
+    recorder: Recorder
+    most: int = SIZES[-1]
+    most_keys: int = 1 << 62
+
+    def steps(self, caches: Caches, drafted: Drafted | None = None) -> "RecordedSteps":
+        """The steps over some caches."""
+        return RecordedSteps(self, caches, drafted)
+
+
+class RecordedSteps:
+    """The decode steps of one model over one set of caches, and the verification steps if there is a drafter."""
+
+    def __init__(self, recording: Recording, caches: Caches, drafted: Drafted | None = None) -> None:
+        """With `drafted` a step also keeps what later blocks need of its rows."""
+        self._how, self._model = recording, recording.model
+        self._caches, self._drafted = caches, drafted
+        self._recorded: dict[tuple[int, int], _Recorded] = {}
+
+    def holds(self, rows: int) -> bool:
+        """Whether steps of so many rows are recorded, for short requests at least."""
+        return rows <= self._how.most and size_for(rows) * _SHORTEST <= self._how.most_keys
 
     def takes(self, spans: Sequence[Span]) -> bool:
         """Whether a step is of this kind: rows that go on from the newest token, each to give a next one."""
-        return len(spans) <= ROWS[-1] and all(
+        rows = sum(span.count for span in spans)
+        if rows > self._how.most or size_for(rows) * _bound(spans) > self._how.most_keys:
+            return False
+        return all(
             span.token_ids is None
             and span.sample
             and span.first > span.floor
@@ -55,72 +94,76 @@ class RecordedSteps:
         )
 
     def run(self, spans: Sequence[Span]) -> tuple[Batch, Tensor]:
-        """The rows in the order of the spans, and their logits FP32 [S, vocab], valid until the next step."""
-        rows = ROWS[bisect_left(ROWS, len(spans))]
-        longest = max(span.end for span in spans)
-        bound = max(_SHORTEST, 1 << (longest - 1).bit_length())
-        values = np.array(
-            [
-                (span.slot, span.first, span.floor, max(span.floor, span.decoder_from, _cut(span)))
-                for span in [*spans, *[spans[0]] * (rows - len(spans))]
-            ],
-            dtype=np.int64,
-        ).T
-        key = rows, bound
-        if key not in self._recordings:
-            self._recordings[key] = self._new(np.ascontiguousarray(values), bound)
-        recording = self._recordings[key]
-        recording.inputs.copy_(torch.from_numpy(np.ascontiguousarray(values)))
-        return _first(recording.batch, len(spans)), recording.run()[: len(spans)]
+        """The rows in the order of the spans, and their logits FP32 [N, vocab], valid until the next step."""
+        count = sum(span.count for span in spans)
+        key = size_for(count), _bound(spans)
+        values = torch.from_numpy(_columns(spans, key[0]))
+        if key not in self._recorded:
+            self._recorded[key] = self._new(values, key[1])
+        recorded = self._recorded[key]
+        recorded.inputs.copy_(values, non_blocking=True)
+        return _first(recorded.batch, count), recorded.run()[:count]
 
-    def _new(self, values: np.ndarray, bound: int) -> _Recording:
-        inputs = torch.from_numpy(values).to(self._model.device)
-        batch = _batch(inputs, bound, torch.zeros_like(inputs[0]))
+    def _new(self, values: Tensor, bound: int) -> _Recorded:
+        inputs = values.to(self._model.device)
+        batch = _batch(inputs, bound)
+        step = partial(self._step, batch, inputs)
+        # The rings of these kinds are so short that a step writes over what it has read.
+        return _Recorded(inputs, batch, self._how.recorder.record(step, (self._caches.history, self._caches.pairs)))
 
-        def step() -> Tensor:
-            torch.index_select(self._caches.newest, 0, inputs[0], out=batch.ids)
-            return self._model.step(batch, self._caches).logits
-
-        if not self._record:
-            return _Recording(inputs, batch, step)
-        self._warm_up(step)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = step()
-        self._pool = self._pool or graph.pool()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return logits
-
-        return _Recording(inputs, batch, replay)
-
-    def _warm_up(self, step: Callable[[], Tensor]) -> None:
-        """Run a step that is then run again: kernels are compiled, libraries choose theirs.
-
-        Two kinds of cache are put back: their rings are so short that a step writes over what it has read.
-        """
-        kept = [(cache, cache.clone()) for cache in (self._caches.history, self._caches.pairs)]
-        step()
-        for cache, before in kept:
-            cache.copy_(before)
-        torch.cuda.synchronize()
+    def _step(self, batch: Batch, inputs: Tensor) -> Tensor:
+        caches, slots, drafted = self._caches, inputs[0], self._drafted
+        if drafted is None:
+            torch.index_select(caches.newest, 0, slots, out=batch.ids)
+        else:
+            known = torch.cat((caches.newest[:, None], drafted.tokens), dim=1)
+            torch.index_select(known.flatten(), 0, slots * known.shape[1] + inputs[4], out=batch.ids)
+            if caches.layout.lookback:  # rows look back at drafts before them, which are in the ring in no other way
+                caches.history[slots, inputs[1].remainder(caches.history.shape[1])] = batch.ids
+        output = self._model.step(batch, caches, features=drafted is not None)
+        if drafted is not None and output.features is not None:
+            drafted.drafter.remember(output.features, batch.decoder, caches)
+        return output.logits
 
 
-def _cut(span: Span) -> int:
-    return span.cut if span.first >= span.cut else 0
+def _bound(spans: Sequence[Span]) -> int:
+    """On the lengths of the requests: a power of two."""
+    return max(_SHORTEST, 1 << (max(span.end for span in spans) - 1).bit_length())
 
 
-def _batch(inputs: Tensor, bound: int, ids: Tensor) -> Batch:
-    """Rows that read everything about themselves from `inputs` [4, B]."""
-    slots, positions, lowest, decoder_lowest = inputs
+def _columns(spans: Sequence[Span], size: int) -> Integers:
+    """int64 [9, size], of the rows: slots, positions, lowest positions in windows of the two halves, places (0: newest
+    token, k: k-th draft behind it), what `Pairs` has: rows, partners, kept ones, and the positions of pending tokens.
+    The first row fills it up.
+    """
+    fields = [(s.slot, s.first, s.count, s.floor, max(s.floor, s.decoder_from), s.cut) for s in spans]
+    columns = np.array(fields, dtype=np.int64).T
+    counts = columns[2]
+    owners = np.repeat(np.arange(len(spans)), counts)
+    rows = np.arange(len(owners))
+    places = rows - (np.cumsum(counts) - counts)[owners]
+    slots, firsts, counts, floors, decoded, cuts = columns[:, owners]
+    positions = firsts + places
+    decoder_lowest = np.maximum(decoded, np.where(positions >= cuts, cuts, 0))
+    odd = positions % 2 == 1
+    # Of a pair in the step both rows write the same: the entry, and the even token as the one that is pending. An even
+    # row without its partner writes what that will write over, and an odd one keeps what nobody will read.
+    completing = np.where(odd | (places == counts - 1), rows, rows + 1)
+    partners = np.where(odd, np.where(places > 0, rows - 1, size + rows), rows)
+    kept = np.where(odd & (places > 0), rows - 1, rows)
+    made = np.stack((slots, positions, floors, decoder_lowest, places, completing, partners, kept, positions - 1))
+    return np.concatenate((made, np.repeat(made[:, :1], size - len(rows), axis=1)), axis=1)
+
+
+def _batch(inputs: Tensor, bound: int) -> Batch:
+    """Rows that read everything about themselves from `inputs` [9, B]."""
+    slots, positions, lowest, decoder_lowest, _, completing, partners, kept, before = inputs
     rows = torch.arange(len(slots), device=inputs.device)
     group = Group(0, 1, slots, positions, lowest, (bound,) * len(slots))
     encoder = Half((group,), positions, slots, lowest)
     decoder = Half((replace(group, floors=decoder_lowest),), positions, slots, decoder_lowest)
-    # A row that completes no pair writes what the one that will complete it writes over, and keeps what nobody reads.
-    pairs = Pairs(rows, len(rows) + rows, slots, positions - 1, rows)
-    return Batch(ids, encoder, decoder, rows, rows, rows, pairs)
+    pairs = Pairs(completing, partners, slots, before, kept)
+    return Batch(torch.zeros_like(slots), encoder, decoder, rows, rows, rows, pairs)
 
 
 def _first(batch: Batch, count: int) -> Batch:

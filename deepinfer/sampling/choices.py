@@ -18,6 +18,11 @@ Floats = npt.NDArray[np.float64]
 _COLDEST, _HOTTEST = 1e-30, 1e30
 
 
+def usable_temperature(temperature: float) -> float:
+    """0, or a temperature that means the same and that logits can be divided by."""
+    return temperature and min(max(temperature, _COLDEST), _HOTTEST)
+
+
 @dataclass(frozen=True)
 class Choice:
     """One request's part.
@@ -49,7 +54,7 @@ class Choice:
     def columns(self) -> tuple[float, ...]:
         """What `Choices` reads, in its order."""
         p = self.request.params
-        temperature = p.temperature and min(max(p.temperature, _COLDEST), _HOTTEST)
+        temperature = usable_temperature(p.temperature)
         penalties = (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
         logprobs = -1 if p.logprobs is None else p.logprobs
         return temperature, p.top_k, p.top_p, p.min_p, *penalties, p.penalises, logprobs

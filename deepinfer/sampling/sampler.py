@@ -41,19 +41,29 @@ class Sampler:
         self._allowed = torch.zeros(len(forbidden), device=self._device).masked_fill_(forbidden, -torch.inf)
         self._bytes = byte_table(self._device)
         self._choices: dict[int, Choice] = {}
+        self._changing: set[int] = set()  # requests that change logits of certain tokens
         self._penalties: Penalties | None = None
         self._penalised_slots: set[int] = set()
         self._newest: tuple[tuple[int, ...], Choices] | None = None
         self._at_once = max(1, _AT_ONCE.get(self._device.type, 2**24) // len(forbidden))
 
+    @property
+    def allowed(self) -> Tensor:
+        """FP32 [vocab], added to all logits: -inf for what nobody may draw, else 0."""
+        return self._allowed
+
     def admit(self, request_id: int, request: Request) -> None:
         """Take note of a request before its first row."""
-        self._choices[request_id] = Choice.of(request, self._eos, self._device)
+        choice = Choice.of(request, self._eos, self._device)
+        self._choices[request_id] = choice
+        if choice.biased is not None or choice.ends is not None:
+            self._changing.add(request_id)
         self._newest = None
 
     def forget(self, request_id: int) -> None:
         """Drop a request that no later row belongs to."""
         del self._choices[request_id]
+        self._changing.discard(request_id)
 
     def read(self, spans: Sequence[Span], batch: Batch) -> None:
         """Take note of the rows that the model reads, for penalties; every row passes here once, drafts do not count.
@@ -175,9 +185,14 @@ class Sampler:
             first, end = int(part[0]), int(part[-1]) + 1
             yield part, slice(first, end) if end - first == len(part) else to_device(part, self._device)
 
+    def _changed(self, rows: Sequence[SampledRow]) -> Iterator[tuple[int, SampledRow]]:
+        """The rows of requests that change logits of certain tokens, with their places."""
+        changing = self._changing
+        return ((place, row) for place, row in enumerate(rows) if row.request_id in changing) if changing else iter(())
+
     def _add_bias(self, logits: Tensor, rows: Sequence[SampledRow]) -> None:
         places, values = [], []
-        for place, row in enumerate(rows):
+        for place, row in self._changed(rows):
             choice = self._choices[row.request_id]
             if choice.biased is not None and choice.bias is not None:
                 places.append(choice.biased + place * logits.shape[-1])
@@ -200,7 +215,7 @@ class Sampler:
     def _put_off_ends(self, logits: Tensor, rows: Sequence[SampledRow]) -> None:
         """Before a request has its fewest tokens, its ends come only where nothing else is allowed."""
         places = []
-        for place, row in enumerate(rows):
+        for place, row in self._changed(rows):
             choice = self._choices[row.request_id]
             if choice.ends is not None and row.position < choice.free_from:
                 places.append(choice.ends + place * logits.shape[-1])

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from deepinfer.speculative.drafting import Drafts
+
 
 class Blocks:
     """What was drafted after each slot's newest token.
@@ -18,6 +20,10 @@ class Blocks:
         self.survival = torch.zeros(slots, block, dtype=torch.float64, device=device)
         self.fresh: set[int] = set()
         self._log_weights: Tensor | None = None
+
+    def put(self, slots: Tensor, drafts: Drafts, survival: Tensor) -> None:
+        """Keep what was drafted for the slots int64 [A]; survival: FP64 [A, G]."""
+        self.tokens[slots], self.confidence[slots], self.survival[slots] = drafts.tokens, drafts.confidence, survival
 
     def keep_log_weights(self, slots: Tensor, log_weights: Tensor) -> None:
         """Keep what drafts were drawn from, [A, G, vocab], for the slots int64 [A] whose drafts may be rejected."""

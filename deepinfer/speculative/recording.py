@@ -3,7 +3,7 @@
 Only the host knows whose rounds count: a step may run rows of a request that has ended with the step before.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from deepinfer.core.plan import Span
@@ -20,6 +20,15 @@ class JudgedRound:
     survival: Sequence[float]
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What each of a step's sampled spans gave, and confidence logits and survival of its block."""
+
+    tokens: Sequence[Sequence[int]]
+    confidence: Sequence[Sequence[float]]
+    survival: Sequence[Sequence[float]]
+
+
 class RoundLog:
     """Holds the rounds of steps in flight until they come back."""
 
@@ -28,30 +37,29 @@ class RoundLog:
         self.statistics = SpeculationStatistics()
         self.kept: list[Round] | None = None  # what was asked to be kept
         self._eos = eos
-        self._in_flight: dict[int, list[JudgedRound]] = {}
+        self._in_flight: dict[int, tuple[Sequence[Span], Callable[[], Outcome]]] = {}
 
-    def ran(
-        self,
-        step: int,
-        spans: Sequence[Span],
-        tokens: Sequence[Sequence[int]],
-        confidence: Sequence[Sequence[float]],
-        survival: Sequence[Sequence[float]],
-    ) -> None:
-        """Take note of a step's sampled spans: what each gave, and confidence logits and survival of its block."""
-        self._in_flight[step] = [
+    def ran(self, step: int, spans: Sequence[Span], outcome: Callable[[], Outcome]) -> None:
+        """Take note of a step's sampled spans, and of what tells their outcome once the step has come back."""
+        self._in_flight[step] = spans, outcome
+
+    def landed(self, step: int, requests: Collection[int]) -> list[JudgedRound]:
+        """The step came back, and gave tokens to these requests; returns their rounds."""
+        judged = self._judged(*self._in_flight.pop(step)) if step in self._in_flight else []
+        counted = [one for one in judged if one.request_id in requests]
+        for one in counted:
+            self.statistics.count(one.round_.judged, one.round_.accepted, one.survival)
+            if self.kept is not None and one.round_.judged:
+                self.kept.append(one.round_)
+        return counted
+
+    def _judged(self, spans: Sequence[Span], outcome: Callable[[], Outcome]) -> list[JudgedRound]:
+        found = outcome()
+        return [
             JudgedRound(span.request_id, round_of(span, made, logits, self._eos), chances)
-            for span, made, logits, chances in zip(spans, tokens, confidence, survival, strict=True)
+            for span, made, logits, chances in zip(spans, found.tokens, found.confidence, found.survival, strict=True)
             if span.token_ids is None and made
         ]
-
-    def landed(self, step: int, requests: Collection[int]) -> None:
-        """The step came back, and gave tokens to these requests."""
-        for one in self._in_flight.pop(step, ()):
-            if one.request_id in requests:
-                self.statistics.count(one.round_.judged, one.round_.accepted, one.survival)
-                if self.kept is not None and one.round_.judged:
-                    self.kept.append(one.round_)
 
     def forget(self) -> None:
         """Nothing is in flight any more."""

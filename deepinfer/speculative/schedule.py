@@ -23,7 +23,9 @@ Chances = Sequence[float]
 
 LEAST_CHANCE = 1e-6
 _LOOK_AGAIN = 50
-_MEMORY = 0.9
+_MEMORY, _TRUST_MEMORY, _FORGETTING = 0.9, 0.95, 0.8
+_FIRST_TRUST = 4.0
+"""So many drafts count as accepted as often as stated before any has been judged."""
 
 
 class Times(Protocol):
@@ -94,6 +96,7 @@ class ScheduledDrafts:
     def __init__(self, depth: int, times: Times) -> None:
         self._depth, self._times = depth, times
         self._usual: Floats = np.ones(depth)
+        self._stated = self._accepted = 0.0
         self._idle = 0
         self._drafted = True  # whether the last step was to draft blocks: else there is nothing to verify
 
@@ -106,13 +109,29 @@ class ScheduledDrafts:
             self._drafted = True
             return Verification(self._depth, 0, True, True)
         blocks = known + [self._usual] * (len(chances) - len(known))
-        best = best_total([block.tolist() for block in blocks], self._times)
+        best = best_total([(self.trust * block).tolist() for block in blocks], self._times)
         worth = best.total > 0 and best.gain > 1
         self._idle = 0 if worth else self._idle + 1
-        drafting = worth or self._idle % _LOOK_AGAIN == 1
+        drafting = worth or self._idle % _LOOK_AGAIN == 0
+        if drafting and not worth:  # text changes: what was seen long ago shall not decide for ever
+            self._stated, self._accepted = _FORGETTING * self._stated, _FORGETTING * self._accepted
         total = best.total if self._drafted else 0
         self._drafted = drafting
         return Verification(self._depth, total, drafting, True)
+
+    @property
+    def trust(self) -> float:
+        """By what stated chances are multiplied, 0 .. 1: how many of the drafts verified of late were accepted, over
+        how many should have been.
+        """
+        return min(1.0, (self._accepted + _FIRST_TRUST) / (self._stated + _FIRST_TRUST))
+
+    def judged(self, rounds: Sequence[tuple[Chances, int]]) -> None:
+        """Learn from the rounds of a step: of each, the survival of the drafts verified, and how many were accepted."""
+        stated, accepted = sum(sum(chances) for chances, _ in rounds), sum(count for _, count in rounds)
+        if stated or accepted:
+            self._stated = _TRUST_MEMORY * self._stated + stated
+            self._accepted = _TRUST_MEMORY * self._accepted + accepted
 
     def observe(self, rows: int, drafted: int, seconds: float) -> None:
         """Correct the times by a step over `rows` rows in all that drafted blocks for `drafted` requests."""

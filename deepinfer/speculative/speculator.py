@@ -1,6 +1,6 @@
 """Drafts blocks after the newest tokens and judges them: the one owner of all state of speculation on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,14 +14,17 @@ from deepinfer.core.plan import Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampled import Sampled, SampledRow, TokenMasks
 from deepinfer.model.drafter import Anchors, Drafter
+from deepinfer.model.recorder import Recorder
+from deepinfer.sampling.choices import usable_temperature
 from deepinfer.sampling.random import Purpose, uniform
 from deepinfer.sampling.sampler import Sampler
-from deepinfer.sampling.transfer import integers, to_device
+from deepinfer.sampling.transfer import floats, integers, to_device
 from deepinfer.sampling.weights import pick
 from deepinfer.speculative.acceptance import accepted_counts, is_accepted, residual
 from deepinfer.speculative.blocks import Blocks
 from deepinfer.speculative.calibration import Calibration, survival
 from deepinfer.speculative.drafting import draft
+from deepinfer.speculative.recorded import Drawing, RecordedDrafts, is_plain
 from deepinfer.speculative.schedule import share
 
 
@@ -29,13 +32,21 @@ class Speculator:
     """Knows nothing of schedules: which rows are verified, and when blocks are drafted, is decided elsewhere."""
 
     def __init__(
-        self, drafter: Drafter, sampler: Sampler, caches: Caches, calibration: Calibration, rejection: bool = False
-    ) -> None:
-        """`rejection`: whether random requests are judged by that rule instead of equality."""
+        self, drafter: Drafter, sampler: Sampler, caches: Caches, calibration: Calibration, rejection: bool = False,
+        recorder: Recorder | None = None,
+    ) -> None:  # fmt: skip
+        """`rejection`: whether random requests are judged by that rule instead of equality.
+
+        recorder: of blocks for plain requests; None: all are drafted as they come.
+        """
         self._rejection = rejection
         self.drafter, self._sampler, self._caches, self._calibration = drafter, sampler, caches, calibration
         self.blocks = Blocks(caches.slots, drafter.block_size, drafter.device)
         self._requests: dict[int, Request] = {}
+        self.recorded: RecordedDrafts | None = None  # None where blocks are drafted as they come
+        if recorder is not None:
+            temperatures = calibration.temperatures
+            self.recorded = RecordedDrafts(drafter, caches, self.blocks, temperatures, sampler.allowed, recorder)
 
     @property
     def block_size(self) -> int:
@@ -56,10 +67,10 @@ class Speculator:
         if len(features):
             self.drafter.remember(features, half, self._caches)
 
-    def stated(self, spans: Sequence[Span]) -> tuple[list[list[float]], list[list[float]]]:
-        """What is stated of each span's drafts: confidence logits, and survival; waits for the device."""
+    def stated(self, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+        """What is stated of each span's drafts, FP64 [R, G]: confidence logits, and survival."""
         slots = integers([span.slot for span in spans], self.drafter.device)
-        return self.blocks.confidence[slots].tolist(), self.blocks.survival[slots].tolist()
+        return self.blocks.confidence[slots].double(), self.blocks.survival[slots]
 
     def trim(self, spans: Sequence[Span], total: int) -> list[Span]:
         """The spans with the `total` likeliest of their drafts."""
@@ -79,9 +90,7 @@ class Speculator:
         logits: FP32 [S, vocab], overwritten: span by span that of the newest token and one behind each draft.
         masks: what grammars allow in them.
         """
-        rows = [
-            SampledRow(s.request_id, s.slot, s.end - s.drafts + place) for s in spans for place in range(1 + s.drafts)
-        ]
+        rows = [SampledRow(one, slot, first + place) for one, slot, first, drafts in _drawn(spans) for place in drafts]
         layout = _Layout(spans, self.blocks.tokens, self.drafter.device)
         places, tops = self._sampler.wanting_logprobs(rows)
         index = self._tensor(places)
@@ -129,6 +138,50 @@ class Speculator:
         # Behind the first rejected draft nothing counts, so each may have its token.
         choices[owners, places] = torch.where(accepted, choices[owners, places], pick(residual(p, q), others))
 
+    def draft_ahead(self, spans: Sequence[Span], counts: Tensor | None) -> Tensor | None:
+        """Draft a block behind each span's newest token before the host knows where that is.
+
+        counts: int64 [R], the tokens that the spans gave; None: one each. Returns FP64 [R, G], the survival of the
+        drafts; None, and nothing is done, if that cannot be: then `draft` has to be called, else `drafted`.
+        """
+        if self.recorded is None or not self.recorded.takes(len(spans)):
+            return None
+        requests = [self._requests[span.request_id] for span in spans]
+        if not all(map(is_plain, requests)) or any(self._may_reject(span.request_id) for span in spans):
+            return None
+        depth = max(span.drafts for span in spans)
+        least = [span.end - span.drafts for span in spans]  # where the newest token is if no draft was accepted
+        fields = [(s.slot, at, max(s.floor, s.decoder_from), s.limit) for s, at in zip(spans, least, strict=True)]
+        slots, positions, floors, limits = self._tensor(np.array(fields, dtype=np.int64).T)
+        more = torch.zeros_like(slots) if counts is None else counts - 1
+        positions = positions + more
+        drawing = None
+        if any(one.params.temperature > 0 for one in requests):
+            drawing = self._drawing(requests, least, depth, more)
+        self.recorded.run(slots, positions, floors, drawing)
+        useful = positions < limits - 1
+        return self.blocks.survival[slots].masked_fill(~useful[:, None], 0)
+
+    def _drawing(self, requests: Sequence[Request], least: Sequence[int], depth: int, more: Tensor) -> Drawing:
+        """The random numbers by which the target will draw the tokens behind the newest ones, `more` int64 [R] behind
+        the positions `least`.
+        """
+        places = depth + self.block_size
+        seeds = [one.seed for one in requests for _ in range(places)]
+        positions = [at + 1 + place for at in least for place in range(places)]
+        numbers = to_device(uniform(seeds, positions, Purpose.SAMPLE), more.device).view(len(requests), places)
+        index = more[:, None] + torch.arange(self.block_size, device=more.device)
+        temperatures = floats([usable_temperature(one.params.temperature) for one in requests], more.device)
+        return Drawing(temperatures, numbers.gather(1, index))
+
+    def drafted(self, spans: Sequence[Span], positions: Sequence[int]) -> None:
+        """Take note of where the newest tokens were behind which `draft_ahead` has drafted."""
+        for span, position in zip(spans, positions, strict=True):
+            if position < span.limit - 1:
+                self.blocks.fresh.add(span.request_id)
+            else:
+                self.blocks.fresh.discard(span.request_id)
+
     def draft(self, spans: Sequence[Span], newest: Tensor, positions: Sequence[int], wanted: bool) -> Tensor | None:
         """Draft a block behind each span's newest token, int64 [A] at `positions`; whatever was there is used up.
 
@@ -156,8 +209,7 @@ class Speculator:
         if picking.random:
             self.blocks.keep_log_weights(slots[integers(picking.random, device)], torch.stack(picking.log_weights, 1))
         chances = survival(made.confidence.double(), self._calibration.temperatures)
-        self.blocks.tokens[slots], self.blocks.survival[slots] = made.tokens, chances
-        self.blocks.confidence[slots] = made.confidence
+        self.blocks.put(slots, made, chances)
         self.blocks.fresh.update(span.request_id for span in spans)
         return chances
 
@@ -166,6 +218,13 @@ class Speculator:
 
     def _tensor(self, values: npt.NDArray[np.int64]) -> Tensor:
         return to_device(values, self.drafter.device)
+
+
+def _drawn(spans: Sequence[Span]) -> Iterator[tuple[int, int, int, range]]:
+    """Of each span: request, slot, position of the token behind its newest one, and places of the tokens drawn."""
+    for span in spans:
+        drafts = span.drafts
+        yield span.request_id, span.slot, span.end - drafts, range(1 + drafts)
 
 
 class _Layout:

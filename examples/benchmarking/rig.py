@@ -18,12 +18,13 @@ from deepinfer.core.errors import ConfigError
 from deepinfer.core.plan import Encode, Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
+from deepinfer.engine.assembly import recording_of
 from deepinfer.engine.content import image_spans
 from deepinfer.engine.device import select_device
 from deepinfer.engine.model_runner import ModelRunner
-from deepinfer.engine.recorded import RecordedSteps
 from deepinfer.engine.replay import ReplayPolicy
-from deepinfer.model.loading import load_weights
+from deepinfer.model.drafter import Drafter
+from deepinfer.model.loading import load_drafter, load_weights
 from deepinfer.model.model import InferenceModel
 from deepinfer.model.row_operators import row_operators
 from deepinfer.ops.engram import EngramHashing
@@ -41,7 +42,8 @@ class Shape:
     weights are made up. ep_slice: one rank's share of a deployment over so many ranks: experts / ep_slice, and as many
     visits as rows of all ranks would bring it. picture: width and height of images that prompts show; None: text.
     engram_rows: most rows of a table. dtype: None for the device's own. graphs: whether decode steps are recorded,
-    where the device can.
+    where the device can. nextn: most drafts that a step verifies behind a token; as many as the model has at most.
+    extra_experts: redundant experts of the deployment, rounded up to a multiple of its ranks.
     """
 
     model: str | None
@@ -52,11 +54,13 @@ class Shape:
     page_size: int
     dtype: str | None = None
     graphs: bool = True
+    nextn: int = field(default=0, kw_only=True)
+    extra_experts: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)
 class Rig:
-    """Everything that steps run with."""
+    """Everything that steps run with. drafts: most that a step verifies behind a token."""
 
     config: ModelConfig
     model: InferenceModel
@@ -64,6 +68,7 @@ class Rig:
     runner: ModelRunner
     replay: int
     picture: tuple[int, int] | None = field(default=None, kw_only=True)
+    drafts: int = field(default=0, kw_only=True)
     requests: dict[int, Request] = field(default_factory=dict, kw_only=True)
 
     @property
@@ -110,8 +115,11 @@ class Rig:
         return tuple(found)
 
     def span(self, number: int, first: int, ids: tuple[int, ...] | None, floor: int, length: int, last: bool) -> Span:
-        """The next rows of a request whose prompt has `length` tokens; `last`: they end it and give a token."""
-        count = 1 if ids is None else len(ids)
+        """The next rows of a request whose prompt has `length` tokens; `last`: they end it and give a token.
+
+        ids: None for the newest token and the drafts behind it.
+        """
+        count = 1 + self.drafts if ids is None else len(ids)
         cut = max(floor, length - self.replay) if ids is not None else floor
         return Span(number, number, first, count, ids, first, floor, cut, cut, last)
 
@@ -135,15 +143,19 @@ def make_rig(shape: Shape, requests: int, tokens: int) -> Rig:
     weights = load_weights(checkpoint, dtype, device, keep)
     operators = row_operators(config, device) if keep else None
     model = InferenceModel(config, weights, classes, operators)
-    each = -(-tokens // shape.page_size)
-    caches = Caches(config, requests * each, requests, shape.page_size, device=device)
+    each, drafts = (
+        -(-tokens // shape.page_size),
+        min(shape.nextn, config.dspark_block_size) if config.draft_stages else 0,
+    )
+    caches = Caches(config, requests * each, requests, shape.page_size, 1 + drafts, device)
     _fill(caches)
     order = torch.randperm(requests * each, generator=torch.Generator().manual_seed(0)).to(device)
     caches.page_table[:, :each] = order.view(requests, each)
     replay = ReplayPolicy.choose(environment, config)
-    recorded = RecordedSteps(model, caches, True) if operators is not None and shape.graphs else None
-    runner = ModelRunner(model, caches, config.vocab_size, recorded=recorded)
-    return Rig(config, model, caches, runner, replay.keep, picture=shape.picture)
+    drafter = Drafter(config, load_drafter(checkpoint, dtype, device, keep), weights) if drafts else None
+    recording = recording_of(model, operators, classes) if shape.graphs else None
+    runner = ModelRunner(model, caches, config.vocab_size, drafter=drafter, recording=recording)
+    return Rig(config, model, caches, runner, replay.keep, picture=shape.picture, drafts=drafts)
 
 
 def _weights(shape: Shape, device: torch.device) -> Checkpoint | RandomCheckpoint:
@@ -159,12 +171,18 @@ def _weights(shape: Shape, device: torch.device) -> Checkpoint | RandomCheckpoin
 
 def sliced(config: ModelConfig, shape: Shape) -> ModelConfig:
     """One rank's share of the experts and smaller tables; without what is not measured: drafts, images in text."""
-    experts, rest = divmod(config.n_routed_experts, shape.ep_slice)
+    ranks = shape.ep_slice
+    experts, rest = divmod(config.n_routed_experts, ranks)
     if rest or experts < config.num_experts_per_tok:
-        raise ConfigError(f"ep_slice is {shape.ep_slice}; it takes a divisor of {config.n_routed_experts} that leaves "
+        raise ConfigError(f"ep_slice is {ranks}; it takes a divisor of {config.n_routed_experts} that leaves "
                           f"at least {config.num_experts_per_tok} experts")  # fmt: skip
-    ratios = config.compress_ratios[: config.num_hidden_layers]
-    config = replace(config, n_routed_experts=experts, num_nextn_predict_layers=0, compress_ratios=ratios)
+    if ranks > 1:
+        experts += -(-shape.extra_experts // ranks)
+    drafting = max(config.dspark_num_experts_per_tok, -(-config.dspark_n_routed_experts // ranks))
+    config = replace(config, n_routed_experts=experts, dspark_n_routed_experts=drafting)
+    if not shape.nextn:
+        ratios = config.compress_ratios[: config.num_hidden_layers]
+        config = replace(config, num_nextn_predict_layers=0, compress_ratios=ratios)
     config = replace(config, vision=None if shape.picture is None else vision_of(config))
     if not config.engram_layer_ids or max(config.engram_num_embeddings) <= shape.engram_rows:
         return config
@@ -179,11 +197,13 @@ def _fill(caches: Caches) -> None:
     layout = caches.layout
     packers = [(caches.latents, pack_latent, layout.sources[0].latent * 16 // 9),
                (caches.index_keys, pack_index, layout.sources[0].index * 32 // 17),
-               ([caches.windows], pack_window, layout.window_row * 32 // 33)]  # fmt: skip
+               ([caches.windows, caches.drafts], pack_window, layout.window_row * 32 // 33)]  # fmt: skip
     generator = torch.Generator(caches.page_table.device).manual_seed(0)
     for tensors, pack, channels in packers:
         for tensor in tensors:
             rows = tensor.view(-1, tensor.shape[-1])
+            if not len(rows):
+                continue
             count = min(len(rows), _FILLED_AT_ONCE)
             packed = pack(torch.randn(count, channels, generator=generator, device=rows.device))
             for first in range(0, len(rows), count):

@@ -69,7 +69,7 @@ def time_encoder(rig: Rig, plans: list[tuple[Span, ...]], rounds: int) -> Timing
 
 
 def decode_plans(rig: Rig, requests: int, context: int, steps: int) -> Iterator[tuple[Span, ...]]:
-    """Steps of one row a request, from position `context` on.
+    """Steps of one row a request, and one for each of its drafts, from position `context` on.
 
     The first step states its tokens, and with them where the runner finds each request's newest one from then on.
     """
@@ -86,7 +86,7 @@ def time_decode(rig: Rig, requests: int, context: int, steps: int, warmup: int) 
     _run(rig, enumerate(plans[:warmup]))
     begin = time.perf_counter()
     _run(rig, enumerate(plans[warmup:]))
-    return Timing(steps, steps * requests, time.perf_counter() - begin)
+    return Timing(steps, steps * requests * (1 + rig.drafts), time.perf_counter() - begin)
 
 
 def _run(rig: Rig, plans: Iterator[tuple[int, tuple[Span, ...]]]) -> None:
@@ -95,7 +95,8 @@ def _run(rig: Rig, plans: Iterator[tuple[int, tuple[Span, ...]]]) -> None:
     for number, spans in plans:
         encodes = rig.encodes(spans)
         dropped = tuple(encode.digest for encode in encodes)  # else a second round would find them encoded
-        flying.append(rig.runner.run(Plan(number, spans, dropped=dropped, encodes=encodes)))
+        drafting = rig.drafts > 0 and all(span.sample for span in spans)
+        flying.append(rig.runner.run(Plan(number, spans, dropped=dropped, encodes=encodes, drafting=drafting)))
         if len(flying) == 2:
             _land(flying.popleft())
     for sampled in flying:
@@ -105,8 +106,7 @@ def _run(rig: Rig, plans: Iterator[tuple[int, tuple[Span, ...]]]) -> None:
 
 def _land(sampled: Sampled) -> None:
     """Bring a step's tokens to the host; RuntimeError if a request gave none, as then less ran than was to be timed."""
-    sampled.tokens.tolist()
-    if sampled.counts is not None and not bool((sampled.counts > 0).all()):
+    if not all(sampled.lists()):
         raise RuntimeError("a step left out some of its requests: its time says nothing")
 
 

@@ -17,9 +17,20 @@ from deepinfer.ops.experts import dispatch, invariant
 from deepinfer.ops.experts import torch as plain
 from deepinfer.ops.experts.weights import Experts, Fp4Experts, fits, tile_experts
 
+most_rows = dispatch.most_rows
 combine = choose(plain.combine, invariant.combine)
 routed_experts = choose(dispatch.routed_experts, invariant.routed_experts)
 shared_expert = choose(dispatch.shared_expert, invariant.shared_expert)
 swiglu = choose(plain.swiglu, invariant.swiglu)
 
-__all__ = ["Experts", "Fp4Experts", "combine", "fits", "routed_experts", "shared_expert", "swiglu", "tile_experts"]
+__all__ = [
+    "Experts",
+    "Fp4Experts",
+    "combine",
+    "fits",
+    "most_rows",
+    "routed_experts",
+    "shared_expert",
+    "swiglu",
+    "tile_experts",
+]

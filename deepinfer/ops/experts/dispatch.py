@@ -9,6 +9,14 @@ from deepinfer.ops.experts.weights import Experts, Fp4Experts
 from deepinfer.ops.linear import Fp8Weight, Weight, linear
 from deepinfer.ops.platform import accelerated
 
+MOST_EVERYWHERE = 1 << 15
+"""Rows times experts up to which, on a GPU, all rows go through all experts that are not in FP4."""
+
+
+def most_rows(w13: Experts) -> int:
+    """How many rows go through these experts on a GPU without a look from the host."""
+    return 1 << 62 if isinstance(w13, Fp4Experts) else MOST_EVERYWHERE // len(w13)
+
 
 def shared_expert(x: Tensor, w13: Weight, w2: Weight, limit: float) -> Tensor:
     """x [N, H], w13 [2I, H], w2 [H, I] -> [N, H]."""
@@ -33,5 +41,6 @@ def routed_experts(
         from deepinfer.ops.experts import cuda
 
         return cuda.routed_experts(x, chosen, weights, w13, w2, limit, base)
-    routed = reference.routed_experts(x, chosen, weights, w13, w2, limit)
+    whole = x.is_cuda and not isinstance(w13, Fp4Experts) and len(x) <= most_rows(w13)
+    routed = (reference.every_expert if whole else reference.routed_experts)(x, chosen, weights, w13, w2, limit)
     return routed if base is None else routed + base()

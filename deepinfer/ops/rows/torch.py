@@ -20,7 +20,11 @@ def window_rows(
     """x [M, D], norm FP32 [D], turns complex64 [M, F], places int64 [M] -> packed uint8 [M, row], ring [A, row]."""
     packed.copy_(pack_window(rotate(rms_norm(x, norm, eps), turns)))
     kept = places >= 0
-    ring[places[kept]] = packed[kept]
+    # Rows without a place do what the first one with a place does, or nothing new: no shape depends on their number.
+    first = kept.int().argmax(0, keepdim=True)
+    place = places[first].clamp(min=0)
+    same = torch.where(kept[first][:, None], packed[first], ring[place])
+    ring.index_copy_(0, torch.where(kept, places, place), torch.where(kept[:, None], packed, same))
 
 
 def attend(

@@ -81,7 +81,8 @@ def steps_of(rig: Rig, length: int, rows: int) -> list[Span]:
 def run(rig: Rig, span: Span, caches: Caches, group: Any) -> None:
     batch = rig.runner.batch([span])
     if group is not None:
-        batch = share_rows(batch, [span], RowWork(rig.config), caches.pairs.shape[2], group)
+        rings = caches.ring, caches.pairs.shape[2]
+        batch = share_rows(batch, [span], RowWork(rig.config), rings, group)
     rig.model.step(batch, caches)
 
 

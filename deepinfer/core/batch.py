@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 Gather = Callable[[Tensor], Tensor]
-"""Gives every rank of a group what all of them have: this rank's rows [n, ...] -> those of the whole step [N, ...]."""
+"""Brings together what the ranks of a group have made: this rank's rows [n, ...] -> those of all [N, ...]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Batch:
     scored_rows: int64 [P], among the M: rows of prompts whose next tokens' log-probabilities are asked for.
     singles: int64 [W], the rows whose entry at ratio-1 sources is to be written. pairs: the same for ratio 2.
     pictures, recalled, scored_rows: None where the step has none.
-    shared: what ranks do that share the encoder half's rows; the batch is then one rank's, see there. None: no sharing.
+    shared: what ranks do that share the step; the batch is then one rank's, see there. None: no sharing.
     """
 
     ids: Tensor
@@ -119,23 +119,36 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedHalf:
+    """A half of the model of whose M rows each rank of a group runs m, and all keep what they leave.
+
+    whole: the half as one process would run it. own: int64 [m], this rank's rows among the M. begins: int64 [m],
+    positions at which their requests' rows of the half begin. gather: rows [m, ...] of each rank -> [M, ...].
+    """
+
+    whole: Half
+    own: Tensor
+    begins: Tensor
+    gather: Gather
+
+
+@dataclass(frozen=True, slots=True)
 class Shared:
-    """A step whose encoder half the ranks of a group share: each runs n of the N rows, and all keep what they leave.
+    """A step that the ranks of a group share. In a batch with one, all that is about rows is about this rank's.
 
-    In a batch with one, all that is about N rows is about this rank's n. The decoder half is run whole by every rank,
-    from rows that are gathered before it; `decoder_rows` are then rows of `whole`.
+    Only sampled and scored rows are those of the whole step, of which every rank gets what the last layer made.
 
-    whole: the step as one process would run it. own: int64 [n], this rank's rows among the N. begins: int64 [n],
-    positions at which their requests' rows of the step begin.
-    rows, singles, pairs, kept: gather what was made of the rows, of `singles`, of `pairs.rows` and of `pairs.kept`, in
-        the order that they have in `whole`. decoder: gathers the decoder half's rows [M, ...] from rows [n, ...].
+    whole: the step as one process would run it. encoder, decoder: the halves; a decoder of None: each rank runs it all.
+    singles, pairs, kept: gather what was made of `singles`, of `pairs.rows` and of `pairs.kept`, in the order that they
+        have in `whole`. streams: gives this rank's rows of the decoder half from the encoder half's rows of all ranks.
+        features: gathers the decoder half's features as far as windows hold their rows; the others are zeros.
     """
 
     whole: Batch
-    own: Tensor
-    begins: Tensor
-    rows: Gather
+    encoder: SharedHalf
+    decoder: SharedHalf | None
     singles: Gather
     pairs: Gather
     kept: Gather
-    decoder: Gather
+    streams: Gather
+    features: Gather

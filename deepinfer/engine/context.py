@@ -19,6 +19,7 @@ from deepinfer.model.model import InferenceModel, StepOutput
 from deepinfer.ops.choice import batch_invariant
 from deepinfer.parallel.collectives import Collectives
 from deepinfer.parallel.context import RowWork, is_shared, share_rows
+from deepinfer.parallel.model import SharingModel
 from deepinfer.parallel.ranks import Ranks
 
 
@@ -45,7 +46,8 @@ class Context:
         self, model: InferenceModel, caches: Caches, ranks: Ranks, group: Collectives, invariant: bool = False
     ) -> None:
         self._model, self._caches, self._ranks, self._group, self._invariant = model, caches, ranks, group, invariant
-        self._work = RowWork(model.config)
+        self._work, self._rings = RowWork(model.config), (caches.ring, caches.pairs.shape[2])
+        self._experts_shared = isinstance(model, SharingModel)
         self._pages: dict[int, tuple[int, ...]] = {}
         self._loads: list[PageLoad] = []
 
@@ -95,8 +97,8 @@ class Context:
             return True
 
     def _run(self, spans: Sequence[Span], batch: Batch, features: bool) -> StepOutput:
-        if is_shared(spans, self._group.size):
-            batch = share_rows(batch, spans, self._work, self._caches.pairs.shape[2], self._group)
+        if is_shared(spans, self._group.size, self._experts_shared):
+            batch = share_rows(batch, spans, self._work, self._rings, self._group)
         return self._model.step(batch, self._caches, features)
 
     def _receive(self, order: _Order, spans: Sequence[Span]) -> Batch:

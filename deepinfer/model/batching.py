@@ -41,12 +41,8 @@ def arrange(spans: Sequence[Span], pair_ring: int, device: torch.device) -> Arra
     Sampled rows stand in the order of the spans: with `token_ids` None all rows of one, else its last.
     Raises ValueError for a span that is to be sampled without its last row running the decoder half.
     """
-    fields = [(s.slot, s.first, s.end, s.floor, s.cut, s.decoder_from) for s in spans]
-    slots, firsts, ends, floors, cuts, decoded = np.array(fields, dtype=np.int64).reshape(-1, 6).T
-    encoder, written = Stretches.encoder(spans), write_starts(spans)
-    # The decoder half runs the end of some spans, and its windows hold only what it has run.
-    begins = np.minimum(np.maximum(firsts, decoded), ends)
-    decoder = Stretches.sort(slots, begins, ends, np.maximum(floors, decoded), cuts)
+    encoder, decoder = Stretches.encoder(spans), Stretches.decoder(spans)
+    firsts, written = np.array([span.first for span in spans], dtype=np.int64), write_starts(spans)
     starts = encoder.by_span(encoder.starts)
     shift = (starts - firsts)[decoder.spans]  # from a decoder row's position to its row in the encoder half
     return Arrangement(
@@ -92,6 +88,14 @@ class Stretches:
         fields = [(s.slot, s.first, s.end, s.floor) for s in spans]
         slots, firsts, ends, floors = np.array(fields, dtype=np.int64).reshape(-1, 4).T
         return cls.sort(slots, firsts, ends, floors, np.zeros_like(floors))
+
+    @classmethod
+    def decoder(cls, spans: Sequence[Span]) -> "Stretches":
+        """Those of the decoder half: it runs the end of some spans, and its windows hold only what it has run."""
+        fields = [(s.slot, s.first, s.end, s.floor, s.cut, s.decoder_from) for s in spans]
+        slots, firsts, ends, floors, cuts, decoded = np.array(fields, dtype=np.int64).reshape(-1, 6).T
+        begins = np.minimum(np.maximum(firsts, decoded), ends)
+        return cls.sort(slots, begins, ends, np.maximum(floors, decoded), cuts)
 
     @cached_property
     def counts(self) -> Integers:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from deepinfer.cache.storage import Caches
 from deepinfer.config.model import ModelConfig
-from deepinfer.core.batch import Batch, Half, Shared
+from deepinfer.core.batch import Batch, Half, SharedHalf
 from deepinfer.model.attention import Attention, Reach
 from deepinfer.model.compression import compress
 from deepinfer.model.experts import RoutedExperts, local_experts, mixture
@@ -92,8 +92,11 @@ class InferenceModel:
 
     def step(self, batch: Batch, caches: Caches, features: bool = False) -> StepOutput:
         """Run one step and leave in `caches` what later steps need."""
-        config, found = self.config, _Features(features, self.config)
-        rows, reach = self._enter(batch, caches), self._reach(batch.encoder, caches, batch.shared)
+        config, found, shared = self.config, _Features(features, self.config), batch.shared
+        rows, reach = (
+            self._enter(batch, caches),
+            self._reach(batch.encoder, caches, None if shared is None else shared.encoder),
+        )
         for number, layer in enumerate(self.weights.layers):
             if layer.engram is not None and rows.memory is not None:
                 rows = rows.enter(
@@ -104,8 +107,9 @@ class InferenceModel:
                 compress(h, number, layer.attention, self._compressed, batch, caches, config)
             if number == config.decoder_start:
                 chosen = batch.decoder_rows
-                pick = _indexing(chosen) if batch.shared is None else batch.shared.decoder
-                rows, reach = rows.of(pick), self._reach(batch.decoder, caches)
+                pick = _indexing(chosen) if shared is None else shared.streams
+                rows = rows.of(pick)
+                reach = self._reach(batch.decoder, caches, None if shared is None else shared.decoder)
                 found.narrow(pick)
                 if not len(chosen):
                     self.stand_by_from(number)
@@ -114,9 +118,11 @@ class InferenceModel:
                 self._enter_source(reach, number, caches)
             found.add(number, rows.x)
             rows = self._layer(number, rows, reach, caches)
-        logits = self.head(rows.h[batch.sample_rows])
-        scored = None if batch.scored_rows is None else rows.h[batch.scored_rows]
-        return StepOutput(logits, found.joined(len(batch.decoder_rows), rows.x), scored)
+        hidden, joined = rows.h, found.joined(len(batch.decoder_rows), rows.x)
+        if shared is not None and shared.decoder is not None:
+            hidden, joined = shared.decoder.gather(hidden), None if joined is None else shared.features(joined)
+        scored = None if batch.scored_rows is None else hidden[batch.scored_rows]
+        return StepOutput(self.head(hidden[batch.sample_rows]), joined, scored)
 
     def head(self, hidden: Tensor) -> Tensor:
         """FP32 logits [R, vocab] of final hidden states [R, H]."""
@@ -141,14 +147,14 @@ class InferenceModel:
             whole = batch if batch.shared is None else batch.shared.whole
             memory = look_back(whole, caches.history, self._classes, self._pad_class, self.config)
             if batch.shared is not None:
-                memory = memory.of(_indexing(batch.shared.own))
+                memory = memory.of(_indexing(batch.shared.encoder.own))
             if self._tables is not None:
                 memory = fetch(memory, self._engrams, self._tables, self.config)
         x, p = enter_streams(x, self.config)
         h = site_input(x, p, self.weights.layers[0].attention_site, self.config)
         return _Rows(x, p, h, is_image, memory)
 
-    def _reach(self, half: Half, caches: Caches, shared: Shared | None = None) -> Reach | RowReach:
+    def _reach(self, half: Half, caches: Caches, shared: SharedHalf | None = None) -> Reach | RowReach:
         sizes, turns = (self.config.sliding_window, caches.ring), (self._plain, self._compressed)
         if self._by_rows:
             if shared is None:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from deepinfer.cache.storage import Caches
 from deepinfer.config.model import ModelConfig
-from deepinfer.core.batch import Gather, Half, Shared
+from deepinfer.core.batch import Gather, Half, SharedHalf
 from deepinfer.model.row_operators import RowOperators
 from deepinfer.model.weights import AttentionWeights, IndexerWeights
 from deepinfer.ops.beside import Lane, beside
@@ -123,14 +123,14 @@ def reach_rows(half: Half, window: int, ring: int, plain: Tensor, compressed: Te
 
 
 def reach_shared_rows(
-    half: Half, shared: Shared, window: int, ring: int, plain: Tensor, compressed: Tensor
+    half: Half, shared: SharedHalf, window: int, ring: int, plain: Tensor, compressed: Tensor
 ) -> RowReach:
-    """The same for this rank's rows of a step that ranks share."""
+    """The same for this rank's rows of a half that ranks share."""
     own = reach_rows(half, window, ring, plain, compressed)
-    whole = reach_rows(shared.whole.encoder, window, ring, plain, compressed)
+    whole = reach_rows(shared.whole, window, ring, plain, compressed)
     stay = (whole.places >= 0).nonzero()[:, 0]
     return replace(
-        own, near=whole.near[shared.own], old=whole.old, places=whole.places[stay], gather=shared.rows, stay=stay
+        own, near=whole.near[shared.own], old=whole.old, places=whole.places[stay], gather=shared.gather, stay=stay
     )
 
 

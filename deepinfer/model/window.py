@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deepinfer.core.batch import Gather, Group, Half, Shared
+from deepinfer.core.batch import Gather, Group, Half, SharedHalf
 from deepinfer.ops.cache_rows import load_rows, store_rows
 from deepinfer.ops.kv_formats import pack_window, unpack_window
 
@@ -54,16 +54,16 @@ def plan_windows(half: Half, window: int, ring: int) -> WindowPlan:
     )
 
 
-def plan_shared_windows(half: Half, shared: Shared, window: int, ring: int) -> WindowPlan:
-    """The same for this rank's rows of a step that ranks share."""
+def plan_shared_windows(half: Half, shared: SharedHalf, window: int, ring: int) -> WindowPlan:
+    """The same for this rank's rows of a half that ranks share."""
     plan = plan_windows(half, window, ring)
     heads = torch.cat([_heads(group, half.positions.device) for group in half.groups])
     before = torch.arange(1 - window, 0, device=heads.device)
     positions = half.positions[heads][:, None] + before
     here = positions >= shared.begins[heads][:, None]
     inside = torch.where(here & plan.exists, shared.own[heads][:, None] + before, -1)
-    kept, places = ring_rows(shared.whole.encoder, ring)
-    return replace(plan, exists=plan.exists & ~here, kept=kept, places=places, gather=shared.rows, inside=inside)
+    kept, places = ring_rows(shared.whole, ring)
+    return replace(plan, exists=plan.exists & ~here, kept=kept, places=places, gather=shared.gather, inside=inside)
 
 
 def ring_rows(half: Half, ring: int) -> tuple[Tensor, Tensor]:

@@ -111,7 +111,7 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
     context = None
     if member is not None and member.group is not None:
         context = Context(model, caches, member.ranks, member.group, environment.batch_invariant)
-    alone = context is None and (member is None or member.collectives is None)
+    alone = member is None or member.collectives is None
     on_device = alone and loads is None and not form.tables_on_host  # a recording can neither wait nor count
     runner = ModelRunner(
         model, caches, tokenizer.vocab_size, environment.batch_invariant, drafter=drafter, calibration=calibration,

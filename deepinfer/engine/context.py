@@ -7,6 +7,7 @@ the others what is to run: where rows lie, their ids, pages, embeddings of image
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from deepinfer.cache.storage import Caches
 from deepinfer.core.batch import Batch, Pictures, Recalled
 from deepinfer.core.plan import PageLoad, Plan, Span
+from deepinfer.engine.recorded import RecordedSteps
 from deepinfer.model.batching import arrange
 from deepinfer.model.model import InferenceModel, StepOutput
 from deepinfer.ops.choice import batch_invariant
@@ -21,6 +23,7 @@ from deepinfer.parallel.collectives import Collectives
 from deepinfer.parallel.context import RowWork, is_shared, share_rows
 from deepinfer.parallel.model import SharingModel
 from deepinfer.parallel.ranks import Ranks
+from deepinfer.sampling.transfer import integers
 
 
 @dataclass(frozen=True)
@@ -28,19 +31,24 @@ class _Order:
     """What the leader says before a step; tensors follow.
 
     spans: as they run, without ids; None: this rank has no step, so help others. pages, loads: as in a `Plan`, since
-    the last order. features: whether the leader wants them. recalled, cells: how many; cells None: no images.
+    the last order. replayed: whether it is a recorded step. features: whether the leader wants them. recalled, cells:
+    how many; cells None: no images.
     """
 
     spans: tuple[Span, ...] | None = None
     pages: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     loads: tuple[PageLoad, ...] = ()
+    replayed: bool = False
     features: bool = False
     recalled: int = 0
     cells: int | None = None
 
 
 class Context:
-    """One rank's end of its group. The leader calls `prepare`, `step` and `stand_by`, all others `follow` as often."""
+    """One rank's end of its group.
+
+    The leader calls `prepare`, and then `step`, `replay` or `stand_by`; for each of those all others call `follow`.
+    """
 
     def __init__(
         self, model: InferenceModel, caches: Caches, ranks: Ranks, group: Collectives, invariant: bool = False
@@ -50,6 +58,12 @@ class Context:
         self._experts_shared = isinstance(model, SharingModel)
         self._pages: dict[int, tuple[int, ...]] = {}
         self._loads: list[PageLoad] = []
+        self._recorded: RecordedSteps | None = None
+        self._drafts: Tensor | None = None
+
+    def attach(self, recorded: RecordedSteps | None, drafts: Tensor | None) -> None:
+        """Use these steps for `replay`; `drafts` int64 [slots, G] are the blocks that they verify, if there are any."""
+        self._recorded, self._drafts = recorded, drafts
 
     @property
     def leads(self) -> bool:
@@ -64,19 +78,31 @@ class Context:
     def step(self, spans: Sequence[Span], batch: Batch, features: bool) -> StepOutput:
         """Run a step of all ranks; `batch` are its rows, which `spans` have. A failure ends all ranks."""
         with self._ranks.together():
-            order = _Order(
-                tuple(span if span.token_ids is None else replace(span, token_ids=()) for span in spans),
-                self._pages,
-                tuple(self._loads),
-                features,
-                0 if batch.recalled is None else len(batch.recalled.ids),
-                None if batch.pictures is None else len(batch.pictures.rows),
-            )
-            self._pages, self._loads = {}, []
-            self._group.tell(pickle.dumps(order))
+            recalled = 0 if batch.recalled is None else len(batch.recalled.ids)
+            cells = None if batch.pictures is None else len(batch.pictures.rows)
+            self._tell(spans, features=features, recalled=recalled, cells=cells)
             for tensor in _tensors(batch):
                 self._group.spread(tensor)
-            return self._run(order.spans or (), batch, features)
+            return self._run(spans, batch, features)
+
+    def replay(self, spans: Sequence[Span]) -> tuple[Batch, Tensor]:
+        """As `RecordedSteps.run`, on all ranks, each of which runs the whole step."""
+        assert self._recorded is not None
+        with self._ranks.together():
+            self._tell(spans, replayed=True)
+            slots = integers([span.slot for span in spans], self._model.device)
+            for tokens in self._newest():
+                self._group.spread(tokens[slots])
+            return self._recorded.run(spans)
+
+    def _tell(self, spans: Sequence[Span], **fields: Any) -> None:
+        known = tuple(span if span.token_ids is None else replace(span, token_ids=()) for span in spans)
+        self._group.tell(pickle.dumps(_Order(known, self._pages, tuple(self._loads), **fields)))
+        self._pages, self._loads = {}, []
+
+    def _newest(self) -> list[Tensor]:
+        """What recorded steps read: the newest token of every slot, and its block of drafts."""
+        return [self._caches.newest] if self._drafts is None else [self._caches.newest, self._drafts]
 
     def stand_by(self) -> bool:
         """Help other groups with one step of theirs; False if they have none. The others of this group do so, too."""
@@ -93,8 +119,20 @@ class Context:
                 return self._model.stand_by()
             self._caches.write_pages([load.page for load in order.loads], [_bytes(load) for load in order.loads])
             self._caches.map_pages(order.pages)
-            self._run(order.spans, self._receive(order, order.spans), order.features)
+            if order.replayed:
+                self._follow_replay(order.spans)
+            else:
+                self._run(order.spans, self._receive(order, order.spans), order.features)
             return True
+
+    def _follow_replay(self, spans: Sequence[Span]) -> None:
+        assert self._recorded is not None
+        slots = integers([span.slot for span in spans], self._model.device)
+        for tokens in self._newest():
+            told = torch.empty_like(tokens[slots])
+            self._group.spread(told)
+            tokens[slots] = told
+        self._recorded.run(spans)
 
     def _run(self, spans: Sequence[Span], batch: Batch, features: bool) -> StepOutput:
         if is_shared(spans, self._group.size, self._experts_shared):

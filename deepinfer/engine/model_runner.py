@@ -72,6 +72,8 @@ class ModelRunner:
             self._speculator = Speculator(drafter, self.sampler, caches, fitted, rejection, recorder)
             drafted = Drafted(drafter, self._speculator.blocks.tokens)
         self._recorded = None if recording is None else recording.steps(caches, drafted)
+        if context is not None:
+            context.attach(self._recorded, None if drafted is None else drafted.tokens)
         self.rounds = RoundLog(config.eos_token_id)
         self._places = Places()
         self._requests: dict[int, Request] = {}
@@ -180,7 +182,7 @@ class ModelRunner:
 
     def _run_model(self, spans: Sequence[Span]) -> tuple[Batch, StepOutput]:
         if self._recorded is not None and self._recorded.takes(spans):
-            batch, logits = self._recorded.run(spans)
+            batch, logits = (self._recorded.run if self._context is None else self._context.replay)(spans)
             return batch, StepOutput(logits, None)
         batch = self.batch(spans)
         features = self._speculator is not None

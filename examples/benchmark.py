@@ -11,6 +11,9 @@ are accepted is not measured, since random weights know nothing of each other: a
 accepted, by default all. Both are per data-parallel rank. On a GPU a last line says how long the device waited between
 steps when the engine's own loop and scheduler ran them (a profiler looks on, and gaps of over 10 us count).
 
+With `--cp N` it is one rank of a group of N that share prompts (`doc/parallel.md`): batch and requests are those of the
+group, and what is measured is this rank's part with copies in place of exchanges; N divides an `ep_slice` above 1.
+
 With `--prompt_mode image` the new tokens are images, which a prefill step encodes before it reads them. Weights are
 random for `--model released`; then
 `--ep_slice N` keeps 1/N of the experts, each row visits as many as in the whole model, so that the rank serves the
@@ -43,6 +46,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--model", help="'released' for the released shape, a checkpoint, or nothing for the default one")
     add("--load_format", choices=("checkpoint", "random"), default="checkpoint", help="random: weights are made up")
     add("--ep_slice", type=int, default=1, help="measure one rank of so many that share the experts")
+    add("--cp", type=int, default=1, help="of a group of so many that share prompts; divides ep_slice; no exchanges")
     add("--engram_rows", type=int, default=1 << 20, help="most rows of an Engram table of random weights")
     add("--decode_num_requests", type=int, default=64, help="requests of a decode step; 0: no decode")
     add("--context_length", type=int, default=32768, help="tokens of a request")
@@ -75,6 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         not options.no_graphs,
         nextn=options.nextn if options.decode_num_requests else 0,
         extra_experts=options.extra_experts,
+        cp=options.cp,
     )
     context, new = options.context_length, min(options.non_cached_tokens, options.context_length)
     requests = max(options.decode_num_requests, options.prefill_batch_size // new, 1)
@@ -106,7 +111,7 @@ def _device(rig: Rig) -> str:
 def _prefill(rig: Rig, options: argparse.Namespace, context: int, new: int) -> dict[str, float]:
     plans = prefill_plans(rig, context, new, options.prefill_batch_size)
     timing = time_prefill(rig, plans, options.prefill_rounds)
-    speed, step = timing.rows / timing.seconds, timing.seconds / timing.steps
+    speed, step = timing.rows / timing.seconds / options.cp, timing.seconds / timing.steps
     made = {"tokens_per_s": speed, "ms_per_step": 1e3 * step, "rows_per_step": timing.rows / timing.steps}
     line = f"prefill: {speed:,.0f} tokens/s/GPU, {1e3 * step:.1f} ms a step of {made['rows_per_step']:,.0f} rows"
     if rig.device.type == "cuda":
@@ -139,7 +144,7 @@ def _decode(rig: Rig, options: argparse.Namespace, context: int) -> dict[str, fl
     requests, steps = options.decode_num_requests, options.decode_steps
     timing = time_decode(rig, requests, context, steps, warmup=4)
     sps, accepted = timing.steps / timing.seconds, rig.drafts * options.acceptance
-    speed = sps * requests * (1 + accepted)
+    speed = sps * requests * (1 + accepted) / options.cp
     made = {"avg_SPS": sps, "ms_per_step": 1e3 / sps, "tokens_per_s": speed, "drafts": rig.drafts}
     line = f"decode: avg_SPS {sps:.1f}, {1e3 / sps:.2f} ms a step, {speed:,.0f} tokens/s/GPU"
     if rig.drafts:

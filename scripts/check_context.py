@@ -28,6 +28,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+from benchmarking.group import Turns, padded
 from benchmarking.rig import Rig, Shape, make_rig
 
 from deepinfer.cache.storage import Caches
@@ -52,21 +53,6 @@ class Threads:
         gathered = torch.cat(self._board)
         self._barrier.wait()
         return gathered
-
-
-class Turns:
-    """A rank alone: its own rows stand for those of the others."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-    def gather(self, rows: Tensor, most: int) -> Tensor:
-        """Its rows, as often as there are ranks."""
-        return padded(rows, most).repeat(self.size, *[1] * (rows.dim() - 1))
-
-
-def padded(rows: Tensor, most: int) -> Tensor:
-    return torch.cat((rows, rows.new_zeros(most - len(rows), *rows.shape[1:])))
 
 
 def steps_of(rig: Rig, length: int, rows: int) -> list[Span]:

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarking.group import OneOfGroup
 from benchmarking.images import random_image, vision_of
 from deepinfer.cache.storage import Caches
 from deepinfer.checkpoint.locate import resolve_model
@@ -43,7 +45,8 @@ class Shape:
     visits as rows of all ranks would bring it. picture: width and height of images that prompts show; None: text.
     engram_rows: most rows of a table. dtype: None for the device's own. graphs: whether decode steps are recorded,
     where the device can. nextn: most drafts that a step verifies behind a token; as many as the model has at most.
-    extra_experts: redundant experts of the deployment, rounded up to a multiple of its ranks.
+    extra_experts: redundant experts of the deployment, rounded up to a multiple of its ranks. cp: ranks of a group that
+    shares prompts, of which one is measured.
     """
 
     model: str | None
@@ -56,6 +59,7 @@ class Shape:
     graphs: bool = True
     nextn: int = field(default=0, kw_only=True)
     extra_experts: int = field(default=0, kw_only=True)
+    cp: int = field(default=1, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,8 @@ def make_rig(shape: Shape, requests: int, tokens: int) -> Rig:
     replay = ReplayPolicy.choose(environment, config)
     drafter = Drafter(config, load_drafter(checkpoint, dtype, device, keep), weights) if drafts else None
     recording = recording_of(model, operators, classes) if shape.graphs else None
-    runner = ModelRunner(model, caches, config.vocab_size, drafter=drafter, recording=recording)
+    context: Any = OneOfGroup(model, caches, shape.cp) if shape.cp > 1 else None
+    runner = ModelRunner(model, caches, config.vocab_size, drafter=drafter, recording=recording, context=context)
     return Rig(config, model, caches, runner, replay.keep, picture=shape.picture, drafts=drafts)
 
 
@@ -172,6 +177,8 @@ def _weights(shape: Shape, device: torch.device) -> Checkpoint | RandomCheckpoin
 def sliced(config: ModelConfig, shape: Shape) -> ModelConfig:
     """One rank's share of the experts and smaller tables; without what is not measured: drafts, images in text."""
     ranks = shape.ep_slice
+    if ranks % shape.cp and shape.cp > 1 and ranks > 1:
+        raise ConfigError(f"cp is {shape.cp}; it must divide ep_slice, which is {ranks}")
     experts, rest = divmod(config.n_routed_experts, ranks)
     if rest or experts < config.num_experts_per_tok:
         raise ConfigError(f"ep_slice is {ranks}; it takes a divisor of {config.n_routed_experts} that leaves "

@@ -172,3 +172,21 @@ def test_rows_and_work_are_both_equal(ranks: int, first: int, count: int) -> Non
 )
 def test_what_is_shared(spans: list[Span], shared: bool) -> None:
     assert is_shared(spans, 2) is shared
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_exchanges_of_a_group(dtype: torch.dtype) -> None:
+    """Rows of any kind, of ranks with many, one and none; what the first tells all."""
+
+    def work(group: Collectives) -> list[object]:
+        rows = torch.arange(3 * [4, 1, 0][group.rank]).view(-1, 3).to(dtype)
+        gathered = group.gather(rows, 4)
+        told = torch.arange(6).view(2, 3).to(dtype) if group.rank == 0 else torch.zeros(2, 3, dtype=dtype)
+        group.spread(told)
+        message = group.tell(b"long " * 1000 if group.rank == 0 else None)
+        empty = group.gather(rows[:0], 2).shape
+        return [gathered[:4].tolist(), gathered[4:5].tolist(), told.tolist(), message, tuple(empty), gathered.shape[0]]
+
+    whole, told = torch.arange(12).view(4, 3).to(dtype), torch.arange(6).view(2, 3).to(dtype)
+    wanted = [whole.tolist(), whole[:1].tolist(), told.tolist(), b"long " * 1000, (6, 3), 12]
+    assert run_ranks(3, work) == [wanted] * 3

@@ -146,13 +146,13 @@ def test_batch_invariant_ranks_give_the_bits_of_one_process(
     assert [output.outputs[0].logprobs for output in outputs] == [output.outputs[0].logprobs for output in wanted]
 
 
-def test_golden(golden_checkpoint: Path) -> None:
+def check_golden(golden_checkpoint: Path, layout: dict[str, int]) -> None:
     prompts = [[7 + (5 * place + number) % 400 for place in range(70 + 9 * number)] for number in range(3)]
-    outputs = LLM(golden_checkpoint, cp=2).generate(prompts, GREEDY, use_tqdm=False)
+    outputs = LLM(golden_checkpoint, **layout).generate(prompts, GREEDY, use_tqdm=False)
     assert tokens(outputs) == tokens(LLM(golden_checkpoint).generate(prompts, GREEDY, use_tqdm=False))
 
 
-def test_the_bundled_checkpoint() -> None:
+def check_bundled(layout: dict[str, int]) -> None:
     """Trained, so that drafts are accepted; one prompt is long enough to be cut."""
     long = " ".join(f"Room {number} holds {number * 7 % 90} chairs." for number in range(12))
     chats: list[Any] = [
@@ -160,10 +160,18 @@ def test_the_bundled_checkpoint() -> None:
         for content in ("What is 47 + 38?", long + " How many chairs are in room 3?", "Find the sum of 346 and 187.")
     ]
     params = SamplingParams(temperature=0, max_tokens=24)
-    two = LLM(cp=2, ep=1)
-    outputs, wanted = (llm.chat(chats, params, thinking=False, use_tqdm=False) for llm in (two, LLM()))
+    many = LLM(**layout)
+    outputs, wanted = (llm.chat(chats, params, thinking=False, use_tqdm=False) for llm in (many, LLM()))
     assert tokens(outputs) == tokens(wanted)
-    assert sum(two.statistics.speculation.accepted) > 0
+    assert sum(many.statistics.speculation.accepted) > 0
+
+
+def test_golden(golden_checkpoint: Path) -> None:
+    check_golden(golden_checkpoint, {"cp": 2})
+
+
+def test_the_bundled_checkpoint() -> None:
+    check_bundled({"cp": 2, "dp": 1, "ep": 1})
 
 
 def test_a_killed_rank_ends_all_with_its_error(two: LLM) -> None:
@@ -221,6 +229,13 @@ def test_four_ranks(
     os.kill(victim.pid, signal.SIGKILL)
     with pytest.raises(RankError, match="rank 3 of 4 was ended by signal 9"):
         llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
+def test_golden_and_bundled_checkpoints_on_four_ranks(golden_checkpoint: Path, layout: dict[str, int]) -> None:
+    check_golden(golden_checkpoint, layout)
+    check_bundled(layout)
 
 
 @pytest.mark.slow

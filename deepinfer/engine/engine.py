@@ -81,7 +81,8 @@ class Engine:
                 seconds, policy = self.statistics.step(plan, jobs), self._parts.policy
                 if policy is not None:
                     policy.judged([(one.survival[: one.round_.judged], one.round_.accepted) for one in rounds])
-                if seconds is not None and policy is not None:
+                delayed = self._parts.runner.was_delayed(plan.number)
+                if seconds is not None and policy is not None and not delayed:
                     policy.observe(plan.rows, len(plan.spans) if plan.drafting else 0, seconds)
                 on_step([job.sequence for job in extended])
                 for job in extended:

@@ -74,6 +74,8 @@ class ModelRunner:
         self._recorded = None if recording is None else recording.steps(caches, drafted)
         if context is not None:
             context.attach(self._recorded, None if drafted is None else drafted.tokens)
+        self._recorder = None if recording is None else recording.recorder
+        self._delayed: set[int] = set()
         self.rounds = RoundLog(config.eos_token_id)
         self._places = Places()
         self._requests: dict[int, Request] = {}
@@ -105,11 +107,17 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> Sampled:
         """Carry out `plan`: the next tokens of every span to be sampled, in their order."""
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), self._recordings
         failures = self._encode(plan)
         sampled = self._step(plan)
         self.rounds.statistics.running += time.perf_counter() - begin
+        if self._recordings > before:
+            self._delayed.add(plan.number)
         return replace(sampled, failures={**sampled.failures, **failures}).sent()
+
+    @property
+    def _recordings(self) -> int:
+        return 0 if self._recorder is None else self._recorder.recordings
 
     def _encode(self, plan: Plan) -> dict[int, EngineError]:
         """Run the vision stage; returns the requests that miss an image, and why."""
@@ -146,6 +154,12 @@ class ModelRunner:
         sampled = self._sample(output.logits, [span for span in spans if span.sample], masks, plan)
         sampled = replace(sampled, prompts=scored, failures=self.grammars.failures(spans))
         return among(plan, spans, sampled) if len(spans) < len(plan.spans) else sampled
+
+    def was_delayed(self, number: int) -> bool:
+        """Whether a plan's step had to be recorded first, so that its time says nothing; to be asked once."""
+        delayed = number in self._delayed
+        self._delayed.discard(number)
+        return delayed
 
     def record(self) -> list[Round]:
         """The list that gets the rounds of speculation from now on, for calibration. ConfigError without drafts."""

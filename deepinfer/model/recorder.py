@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 SIZES = (
     1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384,
-    448, 512, 640, 768,
+    448, 512, 640, 768, 1024, 1280, 1536,
 )  # fmt: skip
 """Numbers of rows or blocks that work is recorded for; more are run as they come."""
 
@@ -31,6 +31,7 @@ class Recorder:
         """Without `record` everything is run anew each time: to test without a GPU."""
         self._record = record
         self._pool: Any = None
+        self.recordings = 0  # so far
 
     def record(self, work: Callable[[], T], kept: Sequence[Tensor] = ()) -> Callable[[], T]:
         """What carries `work` out from now on.
@@ -49,6 +50,7 @@ class Recorder:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             made = work()
         self._pool = self._pool or graph.pool()
+        self.recordings += 1
 
         def replay() -> T:
             graph.replay()

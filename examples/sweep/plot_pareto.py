@@ -40,8 +40,9 @@ def point(run: dict[str, Any]) -> Point | None:
     if run.get("mode") == "decode" and "decode" in run:
         made, requests = run["decode"], run["decode_num_requests"]
         bound = made.get("bound_ms_per_step")
-        most = None if bound is None else 1e3 * requests / bound
-        return Point("decode", series, requests, made["avg_SPS"], made["tokens_per_s"], most)
+        user = made["tokens_per_s"] / requests  # with drafts, several tokens a step
+        most = None if bound is None else 1e3 / bound * made["tokens_per_s"] / made["avg_SPS"]
+        return Point("decode", series, requests, user, made["tokens_per_s"], most)
     return None
 
 

@@ -2,17 +2,22 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import benchmark
-from benchmarking import steps
-from benchmarking.rig import Rig, Shape, make_rig
+from benchmarking import idle, steps
+from benchmarking.idle import _gaps
+from benchmarking.rig import Rig, Shape, make_rig, sliced
 from benchmarking.steps import time_decode, time_prefill
 
+from deepinfer.config.released import RELEASED, released_config
 from deepinfer.core.batch import Batch
 
 
@@ -36,6 +41,51 @@ def test_every_step_runs_all_requests(rig: Rig, prompts: int, monkeypatch: pytes
     timing = time_decode(rig, 4, 40, steps=3, warmup=2)
     assert rows == [4] * 5
     assert (timing.steps, timing.rows) == (3, 12)
+
+
+def test_steps_with_drafts_run_them_all(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig(Shape(str(tiny_checkpoint), False, 1, 1 << 20, 16, nextn=9), 3, 100)
+    assert rig.drafts == 5, "as many as the checkpoint's block has"
+    rows: list[int] = []
+    step = rig.model.step
+
+    def counted(batch: Batch, *arguments: object, **keywords: object) -> object:
+        rows.append(len(batch.ids))
+        return step(batch, *arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rig.model, "step", counted)
+    timing = time_decode(rig, 3, 40, steps=2, warmup=2)
+    assert rows == [3, 18, 18, 18], "the first step has no drafts behind it yet"
+    assert (timing.steps, timing.rows) == (2, 36)
+
+
+def test_a_rank_holds_its_part_of_the_redundant_experts() -> None:
+    def experts(ep_slice: int, extra: int, nextn: int = 0) -> tuple[int, int, int]:
+        shape = Shape(RELEASED, True, ep_slice, 1 << 20, 64, nextn=nextn, extra_experts=extra)
+        config = sliced(released_config(), shape)
+        return config.n_routed_experts, config.dspark_n_routed_experts, config.draft_stages
+
+    assert experts(8, 32, nextn=5) == (52, 16, 3)
+    assert experts(8, 33) == (53, 16, 0), "rounded up to a multiple of the ranks"
+    assert experts(1, 32) == (384, 128, 0), "a single rank has all experts once"
+
+
+def test_gaps_between_steps() -> None:
+    """The second half counts: from 500 on the device waits for 40 of 400 us; 5 us are no wait."""
+    ranges = [(0.0, 300.0), (500.0, 600.0), (550.0, 700.0), (705.0, 800.0), (840.0, 900.0)]
+    found = _gaps(ranges, 3)
+    assert (found.steps, found.share, found.longest) == (3, pytest.approx(0.1), 40.0)
+
+
+def test_the_loop_decodes_what_counts_as_cached(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig(Shape(str(tiny_checkpoint), False, 1, 1 << 20, 16, nextn=2), 3, 200)
+    seen: list[int] = []
+    monkeypatch.setattr(torch.profiler, "profile", lambda **_: nullcontext(SimpleNamespace(events=list)))
+    monkeypatch.setattr(idle, "_gaps", lambda ranges, steps: seen.append(steps))
+    idle.measure_idle(rig, 3, 150, 6)
+    assert seen[0] >= 3
+    with pytest.raises(RuntimeError, match="no step decoded all requests"):
+        idle.measure_idle(rig, 3, 150, 1)
 
 
 def test_steps_that_leave_out_requests_give_no_figure(rig: Rig) -> None:

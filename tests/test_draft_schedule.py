@@ -6,10 +6,11 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer.speculative.schedule import FixedDrafts, Floats, ScheduledDrafts, best_total, share
+from deepinfer.speculative.schedule import FixedDrafts, Floats, ScheduledDrafts, best_total, share, share_on_device
 
 
 @dataclass
@@ -52,6 +53,19 @@ def test_shares_are_prefixes_of_the_likeliest(requests: list[tuple[list[float], 
     taken = [chances[r, k] for r, count in enumerate(counts) for k in range(count)]
     left = [chances[r, k] for r, count in enumerate(counts) for k in range(count, most[r])]
     assert not taken or not left or min(taken) >= max(left)
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.sampled_from([0, 0.2, 0.5, 0.9, 1]), min_size=4, max_size=4), st.integers(0, 4)),
+             min_size=1, max_size=6),
+    st.floats(0, 1),
+)  # fmt: skip
+def test_the_device_shares_alike(requests: list[tuple[list[float], int]], part: float) -> None:
+    """Ties too, and chances that rise in a block, as rounding may make them."""
+    chances, most = np.array([block for block, _ in requests], dtype=np.float64), [count for _, count in requests]
+    total = round(part * sum(most))
+    found = share_on_device(torch.from_numpy(chances), torch.tensor(most), total)
+    assert found.tolist() == share(chances, most, total)
 
 
 def test_ties_go_by_place_then_by_request() -> None:

@@ -10,7 +10,7 @@ from model_rig import rig_of, text
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.cache.storage import Caches
-from deepinfer.core.plan import Plan, Span
+from deepinfer.core.plan import Plan, Span, Verification
 from deepinfer.core.request import TEXT, Request
 from deepinfer.engine import assembly
 from deepinfer.engine.model_runner import ModelRunner
@@ -19,6 +19,7 @@ from deepinfer.model.model import InferenceModel
 from deepinfer.model.recorder import SIZES, Recorder, size_for
 from deepinfer.ops.rows import torch as row_operators
 from deepinfer.speculative.recorded import is_plain
+from deepinfer.speculative.schedule import ScheduledDrafts
 from deepinfer.speculative.speculator import Speculator
 
 LENGTHS = (5, 8, 19, 6, 11, 7, 9)
@@ -121,4 +122,25 @@ def test_an_engine_of_fixed_shapes(
     assert recorded is not None
     assert alike(llm.generate(prompts, params, use_tqdm=False), expected) >= 0.8
     assert recorded._recorded
+    check_at_rest(llm)
+
+
+def test_drafts_are_chosen_without_a_look_from_the_host(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three drafts for all requests together: the tokens are those without drafts, and the host never asks which."""
+    prompts = texts(9, 5, 3, 30)
+    params = [
+        SamplingParams(temperature=n % 2 * 0.8, seq_seed=n, max_tokens=10 + n, ignore_eos=True)
+        for n in range(len(prompts))
+    ]
+    expected = LLM(tiny_checkpoint, nextn=0, prefix_cache=False).generate(prompts, params, use_tqdm=False)
+    fixed_shapes(monkeypatch)
+    monkeypatch.setattr(ScheduledDrafts, "decide", lambda self, chances: Verification(5, 3, True, True))
+    chosen: list[object] = []
+    choose = Speculator.choose
+    monkeypatch.setattr(Speculator, "choose", lambda *given: chosen.append(choose(*given)) or chosen[-1])
+    llm = LLM(tiny_checkpoint, varlen=True, prefix_cache=False, max_num_seqs=4)
+    assert alike(llm.generate(prompts, params, use_tqdm=False), expected) >= 0.8
+    counted = llm.statistics.speculation
+    assert sum(counted.verified) > counted.rounds / 4
+    assert sum(one is not None for one in chosen) > 5
     check_at_rest(llm)

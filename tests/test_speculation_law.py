@@ -160,7 +160,7 @@ def test_the_law_is_the_targets(kind: str, total: int | None, rule: str) -> None
 def test_the_test_can_fail() -> None:
     """Drafts that are accepted as they come have the drafter's law."""
     world = World("plain", True)
-    world.speculator._judge = lambda weights, chosen, layout: (  # type: ignore[method-assign]
+    world.speculator._judge = lambda layout, agrees, choices: (  # type: ignore[method-assign]
         torch.cat((layout.drafts, layout.drafts[:, :1]), 1), layout.counts + 1
     )  # fmt: skip
     assert chi_square(world.first_two(None), world.law()) > 10

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -33,7 +33,7 @@ from deepinfer.sampling.transfer import integers, to_device
 from deepinfer.speculative.calibration import Calibration
 from deepinfer.speculative.recording import Outcome, RoundLog
 from deepinfer.speculative.rounds import Round
-from deepinfer.speculative.speculator import Speculator
+from deepinfer.speculative.speculator import Chosen, Speculator
 from deepinfer.speculative.times import Measured
 
 NO_DRAFTS = "nothing is drafted here: nextn is 0, or this checkpoint has no draft stages"
@@ -138,20 +138,20 @@ class ModelRunner:
         self._caches.map_pages(plan.pages)
         if self._context is not None:
             self._context.prepare(plan)
-        spans = self._spans(plan)
+        spans, chosen = self._spans(plan)
         if not spans:
             wanted = sum(span.sample for span in plan.spans)
             nothing = torch.zeros(wanted, dtype=torch.int64, device=self._model.device)
             return Sampled(nothing, counts=nothing)
         spans, filling = self.grammars.start(spans, self._drafts_of)
-        batch, output = self._run_model(spans)
+        batch, output = self._run_model(spans, chosen)
         with batch_invariant(self._invariant):  # what is drafted decides no token
             scored = () if output.scored is None else self._prompt_logprobs(spans, output.scored)
         if self._speculator is not None and output.features is not None:
             self._speculator.remember(output.features, batch.decoder)
         self.sampler.read(spans, batch)
         masks = None if filling is None else self.grammars.on_device(filling.result())
-        sampled = self._sample(output.logits, [span for span in spans if span.sample], masks, plan)
+        sampled = self._sample(output.logits, [span for span in spans if span.sample], masks, plan, chosen)
         sampled = replace(sampled, prompts=scored, failures=self.grammars.failures(spans))
         return among(plan, spans, sampled) if len(spans) < len(plan.spans) else sampled
 
@@ -194,9 +194,12 @@ class ModelRunner:
         with batch_invariant(self._invariant):
             return self._model.stand_by() if self._context is None else self._context.stand_by()
 
-    def _run_model(self, spans: Sequence[Span]) -> tuple[Batch, StepOutput]:
-        if self._recorded is not None and self._recorded.takes(spans):
-            batch, logits = (self._recorded.run if self._context is None else self._context.replay)(spans)
+    def _run_model(self, spans: Sequence[Span], chosen: Chosen | None) -> tuple[Batch, StepOutput]:
+        if self._recorded is not None and (chosen is not None or self._recorded.takes(spans)):
+            if self._context is None:
+                batch, logits = self._recorded.run(spans, chosen)
+            else:
+                batch, logits = self._context.replay(spans)
             return batch, StepOutput(logits, None)
         batch = self.batch(spans)
         features = self._speculator is not None
@@ -208,12 +211,19 @@ class ModelRunner:
     def _prompt_logprobs(self, spans: Sequence[Span], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
         return prompt_logprobs(scored_spans(spans, self._requests), hidden, self._model.head, self.sampler)
 
-    def _spans(self, plan: Plan) -> Sequence[Span]:
-        """The plan's spans as they are to run."""
+    def _spans(self, plan: Plan) -> tuple[Sequence[Span], Chosen | None]:
+        """The plan's spans as they are to run; where the device alone knows which of their drafts, those."""
         if self._speculator is None:
-            return self._places.spans(plan, ())
-        spans = self._places.spans(plan, self._speculator.blocks.fresh)
-        return spans if plan.verified is None else self._speculator.trim(spans, plan.verified)
+            return self._places.spans(plan, ()), None
+        spans, total = self._places.spans(plan, self._speculator.blocks.fresh), plan.verified
+        if total is None or not spans:
+            return spans, None
+        recorded = self._recorded if self._context is None else None  # other ranks are told by the host
+        if recorded is not None and recorded.takes(spans, len(spans) + total):
+            chosen = self._speculator.choose(spans, total)
+            if chosen is not None:
+                return spans, chosen
+        return self._speculator.trim(spans, total), None
 
     def _drafts_of(self, span: Span) -> list[int]:
         """The drafts that the span verifies; waits for the device."""
@@ -222,12 +232,18 @@ class ModelRunner:
         drafts: list[int] = self._speculator.blocks.tokens[span.slot, : span.drafts].tolist()
         return drafts
 
-    def _sample(self, logits: Tensor, spans: Sequence[Span], masks: TokenMasks | None, plan: Plan) -> Sampled:
+    def _sample(
+        self, logits: Tensor, spans: Sequence[Span], masks: TokenMasks | None, plan: Plan, chosen: Chosen | None
+    ) -> Sampled:
         """The next tokens of `spans`, and blocks drafted behind them if the plan wants that."""
-        stated = None
+        stated = verified = None
         if any(span.drafts for span in spans) and self._speculator is not None:
             stated = [Arriving(part) for part in self._speculator.stated(spans)]
-            sampled = self._speculator.sample(logits, spans, masks).sent()
+            if chosen is None:
+                sampled = self._speculator.sample(logits, spans, masks).sent()
+            else:
+                verified = Arriving(chosen.layout.counts)
+                sampled = self._speculator.sample_chosen(logits, spans, chosen).sent()
         else:
             sampled = self.sampler.sample(logits, [SampledRow(s.request_id, s.slot, s.end) for s in spans], masks)
         newest = sampled.tokens
@@ -236,7 +252,7 @@ class ModelRunner:
         newest = newest.clamp(min=0)  # what follows a failed draw is dropped
         self._caches.newest[integers([span.slot for span in spans], self._model.device)] = newest
         if self._speculator is not None:
-            return self._draft(self._speculator, spans, sampled.sent(), newest, stated, plan)
+            return self._draft(self._speculator, spans, sampled.sent(), newest, _Waiting(stated, verified), plan)
         self._settle(spans, sampled)
         return sampled
 
@@ -250,18 +266,14 @@ class ModelRunner:
 
     def _draft(
         self, speculator: Speculator, spans: Sequence[Span], sampled: Sampled, newest: Tensor,
-        stated: Sequence[Arriving] | None, plan: Plan,
+        waiting: "_Waiting", plan: Plan,
     ) -> Sampled:  # fmt: skip
         begin = time.perf_counter()
         survival = speculator.draft_ahead(spans, sampled.counts) if plan.drafting else None
         ahead = time.perf_counter() - begin
+        spans = waiting.settled(spans)
         positions = self._settle(spans, sampled)
-        nothing = [list[float]()] * len(spans)
-
-        def outcome() -> Outcome:
-            return Outcome(sampled.lists(), *([part.get().tolist() for part in stated] if stated else (nothing,) * 2))
-
-        self.rounds.ran(plan.number, spans, outcome)
+        self.rounds.ran(plan.number, spans, lambda: Outcome(sampled.lists(), *waiting.said_of(spans)))
         begin = time.perf_counter()
         if survival is None:
             survival = speculator.draft(spans, newest, positions, plan.drafting)
@@ -332,3 +344,29 @@ class ModelRunner:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return to_device(values, self._model.device)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """What is on its way to the host of a step with drafts.
+
+    stated: confidence logits and survival of the spans' blocks. verified: how many drafts the device has chosen of
+    each. None: there are no drafts, or all were chosen.
+    """
+
+    stated: Sequence[Arriving] | None
+    verified: Arriving | None
+
+    def settled(self, spans: Sequence[Span]) -> Sequence[Span]:
+        """The spans with the drafts that were run; waits for the device if it has chosen."""
+        if self.verified is None:
+            return spans
+        counts = self.verified.get().tolist()
+        return [replace(span, count=1 + count) for span, count in zip(spans, counts, strict=True)]
+
+    def said_of(self, spans: Sequence[Span]) -> tuple[list[list[float]], list[list[float]]]:
+        """Confidence logits, and survival; waits for the device."""
+        if self.stated is None:
+            return [[] for _ in spans], [[] for _ in spans]
+        confidence, survival = (part.get().tolist() for part in self.stated)
+        return confidence, survival

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,12 +20,12 @@ from deepinfer.core.plan import Span
 from deepinfer.model.drafter import Drafter
 from deepinfer.model.model import InferenceModel
 from deepinfer.model.recorder import SIZES, Recorder, size_for
+from deepinfer.speculative.layout import owners_and_places
+from deepinfer.speculative.speculator import Chosen
 
 UNPACKED_KEYS = 1 << 22
 """`most_keys` of operators that unpack the index keys that each row scores."""
 _SHORTEST = 1024
-
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,13 @@ class RecordedSteps:
         """Whether steps of so many rows are recorded, for short requests at least."""
         return rows <= self._how.most and size_for(rows) * _SHORTEST <= self._how.most_keys
 
-    def takes(self, spans: Sequence[Span]) -> bool:
-        """Whether a step is of this kind: rows that go on from the newest token, each to give a next one."""
-        rows = sum(span.count for span in spans)
-        if rows > self._how.most or size_for(rows) * _bound(spans) > self._how.most_keys:
+    def takes(self, spans: Sequence[Span], rows: int | None = None) -> bool:
+        """Whether a step is of this kind: rows that go on from the newest token, each to give a next one.
+
+        rows: of the step, if drafts of its spans will be left out.
+        """
+        count = sum(span.count for span in spans) if rows is None else rows
+        if count > self._how.most or size_for(count) * _bound(spans) > self._how.most_keys:
             return False
         return all(
             span.token_ids is None
@@ -93,11 +95,20 @@ class RecordedSteps:
             for span in spans
         )
 
-    def run(self, spans: Sequence[Span]) -> tuple[Batch, Tensor]:
-        """The rows in the order of the spans, and their logits FP32 [N, vocab], valid until the next step."""
-        count = sum(span.count for span in spans)
+    def run(self, spans: Sequence[Span], chosen: Chosen | None = None) -> tuple[Batch, Tensor]:
+        """The rows in the order of the spans, and their logits FP32 [N, vocab], valid until the next step.
+
+        chosen: which of the spans' drafts are run; None: all.
+        """
+        fields = [(s.slot, s.first, s.floor, max(s.floor, s.decoder_from), s.cut) for s in spans]
+        columns = torch.from_numpy(np.array(fields, dtype=np.int64).T.copy())
+        counts = torch.tensor([span.count for span in spans])
+        count = int(counts.sum())
+        if chosen is not None:
+            columns = columns.to(self._model.device, non_blocking=True)
+            counts, count = chosen.layout.counts + 1, chosen.rows
         key = size_for(count), _bound(spans)
-        values = torch.from_numpy(_columns(spans, key[0]))
+        values = _columns(columns, counts, count, key[0])
         if key not in self._recorded:
             self._recorded[key] = self._new(values, key[1])
         recorded = self._recorded[key]
@@ -131,28 +142,26 @@ def _bound(spans: Sequence[Span]) -> int:
     return max(_SHORTEST, 1 << (max(span.end for span in spans) - 1).bit_length())
 
 
-def _columns(spans: Sequence[Span], size: int) -> Integers:
+def _columns(fields: Tensor, counts: Tensor, count: int, size: int) -> Tensor:
     """int64 [9, size], of the rows: slots, positions, lowest positions in windows of the two halves, places (0: newest
     token, k: k-th draft behind it), what `Pairs` has: rows, partners, kept ones, and the positions of pending tokens.
     The first row fills it up.
+
+    fields: int64 [5, R], of the spans: slots, first positions, floors of both halves, cuts. counts: int64 [R], rows of
+    each, `count` in all.
     """
-    fields = [(s.slot, s.first, s.count, s.floor, max(s.floor, s.decoder_from), s.cut) for s in spans]
-    columns = np.array(fields, dtype=np.int64).T
-    counts = columns[2]
-    owners = np.repeat(np.arange(len(spans)), counts)
-    rows = np.arange(len(owners))
-    places = rows - (np.cumsum(counts) - counts)[owners]
-    slots, firsts, counts, floors, decoded, cuts = columns[:, owners]
-    positions = firsts + places
-    decoder_lowest = np.maximum(decoded, np.where(positions >= cuts, cuts, 0))
-    odd = positions % 2 == 1
+    owners, places = owners_and_places(counts, count)
+    slots, firsts, floors, decoded, cuts = fields[:, owners]
+    rows, positions = torch.arange(count, device=fields.device), firsts + places
+    decoder_lowest = torch.maximum(decoded, torch.where(positions >= cuts, cuts, 0))
+    odd, behind = positions % 2 == 1, places > 0
     # Of a pair in the step both rows write the same: the entry, and the even token as the one that is pending. An even
     # row without its partner writes what that will write over, and an odd one keeps what nobody will read.
-    completing = np.where(odd | (places == counts - 1), rows, rows + 1)
-    partners = np.where(odd, np.where(places > 0, rows - 1, size + rows), rows)
-    kept = np.where(odd & (places > 0), rows - 1, rows)
-    made = np.stack((slots, positions, floors, decoder_lowest, places, completing, partners, kept, positions - 1))
-    return np.concatenate((made, np.repeat(made[:, :1], size - len(rows), axis=1)), axis=1)
+    completing = torch.where(odd | (places == counts[owners] - 1), rows, rows + 1)
+    partners = torch.where(odd, torch.where(behind, rows - 1, size + rows), rows)
+    kept = torch.where(odd & behind, rows - 1, rows)
+    made = torch.stack((slots, positions, floors, decoder_lowest, places, completing, partners, kept, positions - 1))
+    return torch.cat((made, made[:, :1].expand(-1, size - count)), 1)
 
 
 def _batch(inputs: Tensor, bound: int) -> Batch:

@@ -38,7 +38,7 @@ class _Recording:
 
 
 def is_plain(request: Request) -> bool:
-    """Whether drafts for a request depend on nothing but logits, its temperature and its random numbers."""
+    """Whether a request's tokens, but for a grammar, depend on nothing but logits, temperature and random numbers."""
     p = request.params
     cut = p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0)
     return not (cut or p.penalises or p.logit_bias or p.min_tokens)
@@ -99,19 +99,22 @@ class RecordedDrafts:
         self._blocks.put(slots, made, survival(made.confidence.double(), self._calibration))
 
     def _pick(self, drawing: Drawing | None) -> Pick:
-        def likeliest(logits: Tensor, _: int) -> Tensor:
-            weights = logits.add_(self._allowed)
-            return torch.where(weights.amax(-1) > -torch.inf, first_largest(weights), 0)
+        return lambda logits, place: plain_choice(logits.add_(self._allowed), drawing, place).clamp_(min=0)
 
-        def drawn(logits: Tensor, place: int) -> Tensor:
-            assert drawing is not None
-            best, random = likeliest(logits, place), drawing.temperatures > 0
-            most = logits.amax(-1, keepdim=True)
-            weights = logits - most.clamp(min=torch.finfo().min)
-            weights /= torch.where(random, drawing.temperatures, 1)[:, None]
-            return torch.where(random & (most[:, 0] > -torch.inf), pick(weights, drawing.numbers[:, place]), best)
 
-        return likeliest if drawing is None else drawn
+def plain_choice(weights: Tensor, drawing: Drawing | None, place: int) -> Tensor:
+    """int64 [A]: the token that a plain request draws by logits [A, vocab] of allowed tokens; -1 where there are none.
+
+    drawing: None for the likeliest everywhere. place: which of its numbers to draw by.
+    """
+    most = weights.amax(-1, keepdim=True)
+    chosen = first_largest(weights)
+    if drawing is not None:
+        random = drawing.temperatures > 0
+        shifted = weights - most.clamp(min=torch.finfo().min)
+        shifted /= torch.where(random, drawing.temperatures, 1)[:, None]
+        chosen = torch.where(random, pick(shifted, drawing.numbers[:, place]), chosen)
+    return torch.where(most[:, 0] > -torch.inf, chosen, -1)
 
 
 def _fill(target: Tensor, values: Tensor) -> Tensor:

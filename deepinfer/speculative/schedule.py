@@ -14,6 +14,8 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from deepinfer.core.plan import Verification
 
@@ -74,6 +76,19 @@ def share(chances: Floats, most: Sequence[int], total: int) -> list[int]:
     order = np.lexsort((requests, place, -falling))[: max(0, total)]
     counts: list[int] = np.bincount(requests[order], minlength=len(chances)).tolist()
     return counts
+
+
+def share_on_device(chances: Tensor, most: Tensor, total: int) -> Tensor:
+    """`share` without a look from the host: chances FP64 [R, G], most int64 [R] -> int64 [R].
+
+    total: at most the sum of `most`.
+    """
+    requests, block = chances.shape
+    inside = torch.arange(block, device=chances.device) < most[:, None]
+    falling = torch.where(inside, chances.cummin(1).values, -1)
+    order = falling.t().flatten().argsort(descending=True, stable=True)[:total]
+    taken = torch.zeros(block * requests, dtype=torch.int64, device=chances.device).index_fill_(0, order, 1)
+    return taken.view(block, requests).sum(0)
 
 
 class FixedDrafts:

@@ -1,7 +1,7 @@
 """Drafts blocks after the newest tokens and judges them: the one owner of all state of speculation on the device."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,17 @@ from deepinfer.speculative.acceptance import accepted_counts, is_accepted, resid
 from deepinfer.speculative.blocks import Blocks
 from deepinfer.speculative.calibration import Calibration, survival
 from deepinfer.speculative.drafting import draft
-from deepinfer.speculative.recorded import Drawing, RecordedDrafts, is_plain
-from deepinfer.speculative.schedule import share
+from deepinfer.speculative.layout import Layout
+from deepinfer.speculative.recorded import Drawing, RecordedDrafts, is_plain, plain_choice
+from deepinfer.speculative.schedule import share, share_on_device
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Drafts that are to be verified, as the device alone knows. rows: of the step, those of newest tokens included."""
+
+    layout: Layout
+    rows: int
 
 
 class Speculator:
@@ -75,11 +84,13 @@ class Speculator:
     def trim(self, spans: Sequence[Span], total: int) -> list[Span]:
         """The spans with the `total` likeliest of their drafts."""
         drafted = [index for index, span in enumerate(spans) if span.drafts]
-        trimmed = list(spans)
-        if sum(spans[index].drafts for index in drafted) > total:
-            slots = [spans[index].slot for index in drafted]
-            chances = self.blocks.survival[integers(slots, self.drafter.device)].cpu().numpy()
-            counts = share(chances, [spans[index].drafts for index in drafted], total)
+        most, trimmed = [spans[index].drafts for index in drafted], list(spans)
+        if sum(most) > total:
+            counts = [0] * len(drafted)
+            if total > 0:  # else there is nothing to wait for
+                slots = [spans[index].slot for index in drafted]
+                chances = self.blocks.survival[integers(slots, self.drafter.device)].cpu().numpy()
+                counts = share(chances, most, total)
             for index, count in zip(drafted, counts, strict=True):
                 trimmed[index] = replace(spans[index], count=1 + count)
         return trimmed
@@ -91,29 +102,63 @@ class Speculator:
         masks: what grammars allow in them.
         """
         rows = [SampledRow(one, slot, first + place) for one, slot, first, drafts in _drawn(spans) for place in drafts]
-        layout = _Layout(spans, self.blocks.tokens, self.drafter.device)
+        layout = self._layout(spans)
         places, tops = self._sampler.wanting_logprobs(rows)
         index = self._tensor(places)
         plain = logits[index] if tops else None
         weights = self._sampler.adjust(logits, rows, masks, layout.before)
-        tokens, counts = self._judge(weights, self._sampler.draw(weights, rows), layout)
+        choices = self._sampler.draw(weights, rows)[layout.rows]
+        agrees = layout.drafts == choices[:, :-1]
+        random = [index for index, span in enumerate(spans) if span.drafts and self._may_reject(span.request_id)]
+        if random:
+            self._reject([(index, spans[index]) for index in random], weights, layout, agrees, choices)
+        tokens, counts = self._judge(layout, agrees, choices)
         if plain is None:
             return Sampled(tokens, counts=counts)
         chosen = tokens[layout.owners, layout.places][index]
         logprobs = self._sampler.logprobs(plain, chosen.clamp(min=0), tops)
-        return Sampled(tokens, tuple(layout.host_owners[places].tolist()), logprobs, counts)
+        owners = np.repeat(np.arange(len(spans)), [1 + span.drafts for span in spans])
+        return Sampled(tokens, tuple(owners[places].tolist()), logprobs, counts)
 
-    def _judge(self, log_weights: Tensor, chosen: Tensor, layout: "_Layout") -> tuple[Tensor, Tensor]:
+    def choose(self, spans: Sequence[Span], total: int) -> Chosen | None:
+        """As `trim`, on the device; None where `sample_chosen` could not go on, or if there is nothing to leave out."""
+        most = [span.drafts for span in spans]
+        if not 0 < total < sum(most) or not all(self._is_simple(span.request_id) for span in spans):
+            return None
+        slots, limits = self._tensor(np.array([[span.slot for span in spans], most], dtype=np.int64))
+        counts = share_on_device(self.blocks.survival[slots], limits, total)
+        return Chosen(Layout.of(slots, counts, self.blocks.tokens, len(spans) + total, max(most)), len(spans) + total)
+
+    def sample_chosen(self, logits: Tensor, spans: Sequence[Span], chosen: Chosen) -> Sampled:
+        """As `sample`, for drafts that `choose` has chosen among those of `spans`; waits for nothing."""
+        layout, drawing = chosen.layout, None
+        requests = [self._requests[span.request_id] for span in spans]
+        if any(one.params.temperature > 0 for one in requests):
+            width = layout.rows.shape[1]
+            first = [span.first + 1 for span in spans]
+            numbers = self._numbers(requests, first, width)[layout.owners, layout.places]
+            drawing = Drawing(self._temperatures(requests)[layout.owners], numbers[:, None])
+        choices = plain_choice(logits.add_(self._sampler.allowed), drawing, 0)[layout.rows]
+        tokens, counts = self._judge(layout, layout.drafts == choices[:, :-1], choices)
+        return Sampled(tokens, counts=counts)
+
+    def _is_simple(self, request_id: int) -> bool:
+        """Whether nothing but `plain_choice` is to be known of a request's rows."""
+        request = self._requests[request_id]
+        simple = is_plain(request) and request.grammar is None and request.params.logprobs is None
+        return simple and not self._may_reject(request_id)
+
+    def _layout(self, spans: Sequence[Span]) -> Layout:
+        counts = [span.drafts for span in spans]
+        slots, drafts = self._tensor(np.array([[span.slot for span in spans], counts], dtype=np.int64))
+        return Layout.of(slots, drafts, self.blocks.tokens, len(spans) + sum(counts), max(counts))
+
+    def _judge(self, layout: Layout, agrees: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
         """int64 [R, 1 + W], int64 [R]: the spans' tokens and how many they are.
 
-        log_weights [S, vocab]: by which tokens are drawn where there are no drafts. chosen: int64 [S], such draws.
+        agrees: bool [R, W], drafts that the target accepts. choices: int64 [R, 1 + W], its own in their place.
         """
-        choices, drafts = chosen[layout.rows], layout.drafts
-        agrees = drafts == choices[:, :-1]
-        random = [index for index, span in enumerate(layout.spans) if span.drafts and self._may_reject(span.request_id)]
-        if random:
-            self._reject(random, log_weights, layout, agrees, choices)
-        accepted = accepted_counts(agrees, layout.counts)
+        drafts, accepted = layout.drafts, accepted_counts(agrees, layout.counts)
         inside = torch.arange(drafts.shape[1], device=drafts.device) < accepted[:, None]
         self._sampler.accept(layout.slots, drafts, inside)
         last = choices.gather(1, accepted[:, None])
@@ -121,13 +166,16 @@ class Speculator:
         return tokens, accepted + 1
 
     def _reject(
-        self, random: Sequence[int], log_weights: Tensor, layout: "_Layout", agrees: Tensor, choices: Tensor
+        self, random: Sequence[tuple[int, Span]], log_weights: Tensor, layout: Layout, agrees: Tensor, choices: Tensor
     ) -> None:
-        """For the spans `random` set which drafts are accepted, and the choice in place of the first that is not."""
-        judged = [(index, place) for index in random for place in range(layout.spans[index].drafts)]
+        """For the spans `random` set which drafts are accepted, and the choice in place of the first that is not.
+
+        log_weights [S, vocab]: by which tokens are drawn where there are no drafts.
+        """
+        judged = [(index, place) for index, span in random for place in range(span.drafts)]
         owners, places = self._tensor(np.array(judged, dtype=np.int64).T)
-        seeds = [self._requests[layout.spans[index].request_id].seed for index, _ in judged]
-        positions = [layout.spans[index].first + 1 + place for index, place in judged]
+        seeds = [self._requests[span.request_id].seed for _, span in random for _ in range(span.drafts)]
+        positions = [span.first + 1 + place for _, span in random for place in range(span.drafts)]
         coins, others = (
             to_device(uniform(seeds, positions, purpose), self.drafter.device)
             for purpose in (Purpose.ACCEPT, Purpose.RESIDUAL)
@@ -163,16 +211,19 @@ class Speculator:
         return self.blocks.survival[slots].masked_fill(~useful[:, None], 0)
 
     def _drawing(self, requests: Sequence[Request], least: Sequence[int], depth: int, more: Tensor) -> Drawing:
-        """The random numbers by which the target will draw the tokens behind the newest ones, `more` int64 [R] behind
-        the positions `least`.
-        """
-        places = depth + self.block_size
-        seeds = [one.seed for one in requests for _ in range(places)]
-        positions = [at + 1 + place for at in least for place in range(places)]
-        numbers = to_device(uniform(seeds, positions, Purpose.SAMPLE), more.device).view(len(requests), places)
+        """How the target will draw the tokens behind the newest ones, which are `more` int64 [R] behind `least`."""
+        numbers = self._numbers(requests, [at + 1 for at in least], depth + self.block_size)
         index = more[:, None] + torch.arange(self.block_size, device=more.device)
-        temperatures = floats([usable_temperature(one.params.temperature) for one in requests], more.device)
-        return Drawing(temperatures, numbers.gather(1, index))
+        return Drawing(self._temperatures(requests), numbers.gather(1, index))
+
+    def _numbers(self, requests: Sequence[Request], first: Sequence[int], count: int) -> Tensor:
+        """FP64 [R, count]: by which the target draws the tokens of each request from its `first` position on."""
+        seeds = [one.seed for one in requests for _ in range(count)]
+        positions = [at + place for at in first for place in range(count)]
+        return to_device(uniform(seeds, positions, Purpose.SAMPLE), self.drafter.device).view(len(requests), count)
+
+    def _temperatures(self, requests: Sequence[Request]) -> Tensor:
+        return floats([usable_temperature(one.params.temperature) for one in requests], self.drafter.device)
 
     def drafted(self, spans: Sequence[Span], positions: Sequence[int]) -> None:
         """Take note of where the newest tokens were behind which `draft_ahead` has drafted."""
@@ -225,28 +276,6 @@ def _drawn(spans: Sequence[Span]) -> Iterator[tuple[int, int, int, range]]:
     for span in spans:
         drafts = span.drafts
         yield span.request_id, span.slot, span.end - drafts, range(1 + drafts)
-
-
-class _Layout:
-    """Where the rows and drafts of R spans lie, S rows in all, W drafts at most.
-
-    rows: int64 [R, 1 + W], each span's rows among the S, the last one repeated. counts: int64 [R], drafts verified.
-    drafts: int64 [R, W], with some that are not. owners, places: int64 [S], span and place in it of every row. before:
-    int64 [S, W], the drafts before each row, -1 elsewhere. slots: int64 [R].
-    """
-
-    def __init__(self, spans: Sequence[Span], tokens: Tensor, device: torch.device) -> None:
-        self.spans = spans
-        counts = np.array([span.drafts for span in spans], dtype=np.int64)
-        width, starts = int(counts.max()), np.cumsum(counts + 1) - counts - 1
-        self.host_owners = np.repeat(np.arange(len(spans)), counts + 1)
-        places = np.arange(len(self.host_owners)) - starts[self.host_owners]
-        self.rows = to_device(starts[:, None] + np.minimum(np.arange(width + 1), counts[:, None]), device)
-        self.counts, self.owners, self.places = (to_device(part, device) for part in (counts, self.host_owners, places))
-        self.slots = integers([span.slot for span in spans], device)
-        self.drafts = tokens[self.slots, :width]
-        earlier = torch.arange(width, device=device) < self.places[:, None]
-        self.before = torch.where(earlier, self.drafts[self.owners], -1)
 
 
 class _Picking:

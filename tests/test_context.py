@@ -183,10 +183,18 @@ def test_exchanges_of_a_group(dtype: torch.dtype) -> None:
         gathered = group.gather(rows, 4)
         told = torch.arange(6).view(2, 3).to(dtype) if group.rank == 0 else torch.zeros(2, 3, dtype=dtype)
         group.spread(told)
-        message = group.tell(b"long " * 1000 if group.rank == 0 else None)
+        messages = [b"", b"short", b"x" * ((1 << 14) - 8), b"y" * ((1 << 14) - 7), b"long " * 10000]
+        told_messages = [group.tell(message if group.rank == 0 else None) for message in messages]
         empty = group.gather(rows[:0], 2).shape
-        return [gathered[:4].tolist(), gathered[4:5].tolist(), told.tolist(), message, tuple(empty), gathered.shape[0]]
+        return [
+            gathered[:4].tolist(),
+            gathered[4:5].tolist(),
+            told.tolist(),
+            told_messages == messages,
+            tuple(empty),
+            gathered.shape[0],
+        ]
 
     whole, told = torch.arange(12).view(4, 3).to(dtype), torch.arange(6).view(2, 3).to(dtype)
-    wanted = [whole.tolist(), whole[:1].tolist(), told.tolist(), b"long " * 1000, (6, 3), 12]
+    wanted = [whole.tolist(), whole[:1].tolist(), told.tolist(), True, (6, 3), 12]
     assert run_ranks(3, work) == [wanted] * 3

@@ -6,9 +6,10 @@ the others what is to run: where rows lie, their ids, pages, embeddings of image
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from deepinfer.cache.storage import Caches
 from deepinfer.core.batch import Batch, Pictures, Recalled
 from deepinfer.core.plan import PageLoad, Plan, Span
 from deepinfer.engine.recorded import RecordedSteps
-from deepinfer.model.batching import arrange
+from deepinfer.model.batching import Integers, arrange
 from deepinfer.model.model import InferenceModel, StepOutput
 from deepinfer.ops.choice import batch_invariant
 from deepinfer.parallel.collectives import Collectives
@@ -30,12 +31,12 @@ from deepinfer.sampling.transfer import integers
 class _Order:
     """What the leader says before a step; tensors follow.
 
-    spans: as they run, without ids; None: this rank has no step, so help others. pages, loads: as in a `Plan`, since
+    spans: as they run, packed; None: this rank has no step, so help others. pages, loads: as in a `Plan`, since
     the last order. replayed: whether it is a recorded step. features: whether the leader wants them. recalled, cells:
     how many; cells None: no images.
     """
 
-    spans: tuple[Span, ...] | None = None
+    spans: Integers | None = None
     pages: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     loads: tuple[PageLoad, ...] = ()
     replayed: bool = False
@@ -96,8 +97,7 @@ class Context:
             return self._recorded.run(spans)
 
     def _tell(self, spans: Sequence[Span], **fields: Any) -> None:
-        known = tuple(span if span.token_ids is None else replace(span, token_ids=()) for span in spans)
-        self._group.tell(pickle.dumps(_Order(known, self._pages, tuple(self._loads), **fields)))
+        self._group.tell(pickle.dumps(_Order(_pack(spans), self._pages, tuple(self._loads), **fields)))
         self._pages, self._loads = {}, []
 
     def _newest(self) -> list[Tensor]:
@@ -117,12 +117,13 @@ class Context:
             order: _Order = pickle.loads(self._group.tell())
             if order.spans is None:
                 return self._model.stand_by()
+            spans = _unpack(order.spans)
             self._caches.write_pages([load.page for load in order.loads], [_bytes(load) for load in order.loads])
             self._caches.map_pages(order.pages)
             if order.replayed:
-                self._follow_replay(order.spans)
+                self._follow_replay(spans)
             else:
-                self._run(order.spans, self._receive(order, order.spans), order.features)
+                self._run(spans, self._receive(order, spans), order.features)
             return True
 
     def _follow_replay(self, spans: Sequence[Span]) -> None:
@@ -167,6 +168,24 @@ class Context:
         for tensor in _tensors(batch):
             self._group.spread(tensor)
         return batch
+
+
+def _pack(spans: Sequence[Span]) -> Integers:
+    """int64 [spans, 11], for a message: all but token ids, which travel as a tensor."""
+    rows = [
+        (s.request_id, s.slot, s.first, s.count, s.write_from, s.floor, s.cut, s.decoder_from, s.limit, s.sample,
+         s.token_ids is None)
+        for s in spans
+    ]  # fmt: skip
+    return np.array(rows, dtype=np.int64)
+
+
+def _unpack(rows: Integers) -> list[Span]:
+    spans = []
+    for request, slot, first, count, written, floor, cut, decoded, limit, sample, drawn in rows.tolist():
+        ids = None if drawn else ()
+        spans.append(Span(request, slot, first, count, ids, written, floor, cut, decoded, bool(sample), limit))
+    return spans
 
 
 def _tensors(batch: Batch) -> list[Tensor]:

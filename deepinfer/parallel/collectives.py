@@ -19,6 +19,10 @@ LONGEST_MEETING = timedelta(seconds=60)
 """For connecting, which nothing can break off; all ranks are there when it begins."""
 
 
+_FIRST_BYTES = 1 << 14
+"""Of a message: as much as it takes to say what a step of decoding is."""
+
+
 class Collectives:
     """One rank's end. Every rank calls the same methods in the same order; one thread at a time."""
 
@@ -87,13 +91,20 @@ class Collectives:
 
     def tell(self, message: bytes | None = None) -> bytes:
         """Rank 0's message, to all; the others give none."""
-        size = torch.tensor([0 if message is None else len(message)])
-        self._host.broadcast([size]).wait()
-        data = torch.empty(int(size), dtype=torch.uint8)
+        first, rest = torch.empty(_FIRST_BYTES, dtype=torch.uint8), b""
         if message is not None:
-            data.numpy()[:] = np.frombuffer(message, dtype=np.uint8)
-        self._host.broadcast([data]).wait()
-        return data.numpy().tobytes()
+            size = len(message).to_bytes(8, "little")
+            first.numpy()[: 8 + len(message)] = np.frombuffer((size + message)[:_FIRST_BYTES], dtype=np.uint8)
+        self._host.broadcast([first]).wait()
+        told = first.numpy().tobytes()
+        size_told = int.from_bytes(told[:8], "little")
+        if 8 + size_told > _FIRST_BYTES:
+            more = torch.empty(8 + size_told - _FIRST_BYTES, dtype=torch.uint8)
+            if message is not None:
+                more.numpy()[:] = np.frombuffer(message, dtype=np.uint8)[_FIRST_BYTES - 8 :]
+            self._host.broadcast([more]).wait()
+            rest = more.numpy().tobytes()
+        return (told + rest)[8 : 8 + size_told]
 
     def abort(self) -> None:
         """End whatever runs, here and (since connections close) at the others; nothing can be called after it."""

@@ -62,8 +62,15 @@ def play(player: Player, variant: str) -> list[torch.Tensor]:
     return [torch.stack(list(player.requests[number].logits.values())) for number in numbers]
 
 
-@pytest.mark.parametrize(("ranks", "by_rows"), [(2, False), (3, True)], ids=["2 by groups", "3 by rows"])
-@pytest.mark.parametrize("variant", ["all parts", "candidates of pairs", "two ratio-2 sources", "no Engram"])
+RUNS = [("all parts", 2, False), ("all parts", 3, True), ("two ratio-2 sources", 2, False),
+        ("candidates of pairs", 3, True)]  # fmt: skip
+MORE_RUNS = [("two ratio-2 sources", 3, True), ("candidates of pairs", 2, False), ("no Engram", 2, False),
+             ("no Engram", 3, True)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variant", "ranks", "by_rows"), [*RUNS, *(pytest.param(*run, marks=pytest.mark.slow) for run in MORE_RUNS)]
+)
 def test_ranks_give_the_logits_of_one(ranks: int, variant: str, by_rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In steps that share the encoder half, as a rule both halves, or none."""
     assert variant in VARIANTS

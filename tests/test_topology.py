@@ -21,6 +21,10 @@ GOOD: dict[str, tuple[dict[str, Any], Topology]] = {
     "groups": ({"dp": 2}, Topology(2, 2)),
     "replicas": ({"dp": 2, "ep": 1}, Topology(1, 2)),
     "prompts over two": ({"ep": 8, "cp": 2}, Topology(8, 4, 2)),
+    "prompts alone": ({"cp": 2, "devices": 8}, Topology(2, 1, 2)),
+    "prompts, nothing else shared": ({"cp": 2, "ep": 1}, Topology(1, 1, 2)),
+    "all three": ({"dp": 2, "cp": 3}, Topology(6, 2, 3)),
+    "prompts under torchrun": ({"environment": TORCHRUN, "cp": 2}, Topology(4, 2, 2, 4, 1)),
     "both": ({"ep": 8, "dp": 8, "devices": 8}, Topology(8, 8)),
     "one": ({"ep": 1, "devices": 0}, Topology()),
     "two nodes of CPUs": ({"environment": TWO_NODES}, Topology(2, 2, 1, 2, 2)),
@@ -32,6 +36,9 @@ GOOD: dict[str, tuple[dict[str, Any], Topology]] = {
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "cp that does not divide": ({"ep": 4, "cp": 3}, r"cp is 3; it must divide ep, which is 4"),
+    "cp under torchrun that does not divide": ({"environment": TORCHRUN, "cp": 3}, r"cp is 3; it must divide ep.* 4"),
+    "cp over too few devices": ({"cp": 4, "devices": 2}, r"4 ranks need 4 devices.*sees 2"),
+    "cp that is not shared by all": ({"ep": 2, "dp": 2, "cp": 2}, r"ep is 2; it takes dp x cp = 4"),
     "some share": ({"ep": 2, "dp": 4}, r"ep is 2; it takes dp x cp = 4 \(experts are shared by all ranks\), or 1"),
     "too few devices": ({"ep": 4, "devices": 2}, r"4 ranks need 4 devices.*sees 2: ep is at most.* = 2; set CUDA_VIS"),
     "no device": ({"ep": 2, "devices": 0}, r"2 ranks need 2 devices a launcher, which sees 0"),

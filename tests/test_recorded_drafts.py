@@ -26,11 +26,16 @@ LENGTHS = (5, 8, 19, 6, 11, 7, 9)
 GREEDY, DRAWN = SamplingParams(temperature=0), SamplingParams(temperature=0.7, seq_seed=4)
 
 
+def by_rows(model: InferenceModel) -> InferenceModel:
+    """The same, attending row by row."""
+    return InferenceModel(model.config, model.weights, model._classes.tolist(), row_operators)
+
+
 def runner_of(fixed: bool, params: Sequence[SamplingParams], limit: int = 1000) -> tuple[ModelRunner, Speculator]:
     """Seven requests (one fewer than a shape holds) that have read their prompts and drafted blocks."""
     rig = rig_of("all parts")
-    caches = Caches(rig.model.config, 64, len(LENGTHS), 8, 6)
-    recording = Recording(rig.model, Recorder(record=False)) if fixed else None
+    caches = Caches(rig.model.config, 64, len(LENGTHS) + 1, 8, 6)
+    recording = Recording(by_rows(rig.model), Recorder(record=False)) if fixed else None
     runner = ModelRunner(rig.model, caches, rig.model.config.vocab_size, drafter=rig.drafter, recording=recording)
     spans = []
     for number, length in enumerate(LENGTHS):
@@ -62,6 +67,26 @@ def test_a_block_that_nobody_can_use_is_none() -> None:
     fresh = runner_of(True, [GREEDY], limit - 1)[1].blocks.fresh
     assert 2 not in fresh
     assert {0, 1, 3} <= fresh
+
+
+def test_rows_that_fill_a_shape_up_touch_nothing_of_others() -> None:
+    """21 rows in a shape of 24: a slot and a page of nobody keep what they hold."""
+    runner, _ = runner_of(True, [GREEDY])
+    caches = runner._caches
+    others = [
+        caches.windows[:, -1], caches.drafts[:, -1], caches.pairs[:, -1], caches.history[-1], caches.newest[-1:],
+        caches.page_table[-1], *(part[-1] for part in (*caches.latents, *caches.index_keys)),
+    ]  # fmt: skip
+    for part in others:
+        part.fill_(77)
+    spans = tuple(
+        Span(number, number, length, 3, None, 0, 0, 0, 0, True, 1000) for number, length in enumerate(LENGTHS)
+    )
+    counts = [len(tokens) for tokens in runner.run(Plan(1, spans, drafting=True)).lists()]
+    assert all(1 <= count <= 3 for count in counts)
+    assert runner._recorded is not None
+    assert list(runner._recorded._recorded) == [(24, 1024)]
+    assert all(bool((part == 77).all()) for part in others)
 
 
 @pytest.mark.parametrize(

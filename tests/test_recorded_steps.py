@@ -78,3 +78,20 @@ def test_which_steps_are_recorded() -> None:
     assert not steps.takes([decode, Span(1, 2, 20, 2, (5, 6), 0, 0, 4, 4, True)])  # a prompt's end
     assert not steps.takes([Span(0, 1, 20, 1, None, 0, 20, 20, 20, True)])  # begins in its slot
     assert not steps.takes([Span(0, 1, 20, 1, None, 0, 0, 4, 21, False)])
+
+
+def test_a_step_that_had_to_be_recorded_first_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time would spoil those of rounds."""
+
+    def record(self: Recorder, work: object, kept: object = ()) -> object:
+        self.recordings += 1
+        return work
+
+    monkeypatch.setattr(Recorder, "record", record)
+    runner, ids = runner_of("ratio 1 only", True), tuple(text(rig_of("ratio 1 only"), 9))
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    runner.admit(0, Request(0, None, ids, (-1,) * 9, (), params, 0))
+    runner.run(Plan(0, (Span(0, 0, 0, 9, ids, 0, 0, 0, 0, True),)))
+    for number in (1, 2):
+        runner.run(Plan(number, (Span(0, 0, 8 + number, 1, None, 0, 0, 0, 0, True),)))
+    assert [runner.was_delayed(number) for number in (0, 1, 2, 1)] == [False, True, False, False]

@@ -47,6 +47,7 @@ class EngineStatistics:
         self.speculation = speculation or SpeculationStatistics()
         self.prefill, self.decode = Pace(), Pace()
         self._landed, self._generated = 0.0, 0
+        self._decoded = False  # whether the newest step counts for `decode`
 
     @property
     def expert_visits(self) -> Tensor | None:
@@ -63,10 +64,14 @@ class EngineStatistics:
 
     def begin(self) -> None:
         """Steps follow, the first of them from now on."""
-        self._landed, self._generated = time.perf_counter(), self.scheduler.generated_tokens
+        self._landed, self._generated, self._decoded = time.perf_counter(), self.scheduler.generated_tokens, False
 
     def step(self, plan: Plan, jobs: Mapping[int, Job]) -> float | None:
-        """Count a step that just came back; `jobs` holds those of its spans. Returns the seconds of a decode step."""
+        """Count a step that just came back; `jobs` holds those of its spans.
+
+        Returns the seconds of a decode step; None for the first one behind a prompt, which the work of taking in the
+        prompts' tokens has made shorter than it was.
+        """
         now, generated = time.perf_counter(), self.scheduler.generated_tokens
         prompt = sum(span.count for span in plan.spans if not _decodes(span, jobs[span.request_id]))
         taken = generated - self._generated
@@ -75,7 +80,8 @@ class EngineStatistics:
         seconds = now - self._landed
         pace.seconds += seconds
         self._landed, self._generated = now, generated
-        return seconds if pace is self.decode else None
+        steady, self._decoded = self._decoded and pace is self.decode, pace is self.decode
+        return seconds if steady else None
 
     def lines(self) -> list[str]:
         """A report for people."""

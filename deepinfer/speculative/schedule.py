@@ -24,6 +24,8 @@ Chances = Sequence[float]
 """Survival of each draft of a block."""
 
 LEAST_CHANCE = 1e-6
+LEAST_GAIN = 1.05
+"""Below it blocks are not worth drafting: what is expected and measured is not that certain."""
 _LOOK_AGAIN = 50
 _MEMORY, _TRUST_MEMORY, _FORGETTING = 0.9, 0.95, 0.8
 _FIRST_TRUST = 4.0
@@ -110,7 +112,8 @@ class ScheduledDrafts:
 
     def __init__(self, depth: int, times: Times) -> None:
         self._depth, self._times = depth, times
-        self._usual: Floats = np.ones(depth)
+        self._ones: Floats = np.ones(depth)
+        self._usual: Floats | None = None  # until a block is known
         self._stated = self._accepted = 0.0
         self._idle = 0
         self._drafted = True  # whether the last step was to draft blocks: else there is nothing to verify
@@ -119,13 +122,15 @@ class ScheduledDrafts:
         """For the requests that decode; None: nothing is known of one yet, so it counts as the others did."""
         known = [np.asarray(block[: self._depth], dtype=np.float64) for block in chances if block is not None]
         if known:
-            self._usual = _MEMORY * self._usual + (1 - _MEMORY) * np.mean(known, axis=0)
+            mean: Floats = np.mean(known, axis=0)
+            self._usual = mean if self._usual is None else _MEMORY * self._usual + (1 - _MEMORY) * mean
         if not chances:
             self._drafted = True
             return Verification(self._depth, 0, True, True)
-        blocks = known + [self._usual] * (len(chances) - len(known))
+        usual = self._ones if self._usual is None else self._usual
+        blocks = known + [usual] * (len(chances) - len(known))
         best = best_total([(self.trust * block).tolist() for block in blocks], self._times)
-        worth = best.total > 0 and best.gain > 1
+        worth = best.total > 0 and best.gain > LEAST_GAIN
         self._idle = 0 if worth else self._idle + 1
         drafting = worth or self._idle % _LOOK_AGAIN == 0
         if drafting and not worth:  # text changes: what was seen long ago shall not decide for ever

@@ -9,7 +9,7 @@ Prefill: prompts of `context_length` tokens of which the last `non_cached_tokens
 row each and one for each of `nextn` drafts, which are drafted and verified; avg_SPS is steps a second. How many drafts
 are accepted is not measured, since random weights know nothing of each other: a share of them, `acceptance`, counts as
 accepted, by default all. Both are per data-parallel rank. On a GPU a last line says how long the device waited between
-steps when the engine's own loop and scheduler ran them (a profiler looks on, and gaps of over 10 us count).
+steps when the engine's own loop and scheduler ran them (a profiler looks on, and gaps of over 100 us count).
 
 With `--cp N` it is one rank of a group of N that share prompts (`doc/parallel.md`): batch and requests are those of the
 group, and what is measured is this rank's part with copies in place of exchanges; N divides an `ep_slice` above 1.

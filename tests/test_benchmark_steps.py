@@ -71,10 +71,10 @@ def test_a_rank_holds_its_part_of_the_redundant_experts() -> None:
 
 
 def test_gaps_between_steps() -> None:
-    """The second half counts: from 500 on the device waits for 40 of 400 us; 5 us are no wait."""
-    ranges = [(0.0, 300.0), (500.0, 600.0), (550.0, 700.0), (705.0, 800.0), (840.0, 900.0)]
+    """The second half counts: from 5,000 on the device waits for 400 of 4,000 us; 50 us are no wait."""
+    ranges = [(0.0, 3000.0), (5000.0, 6000.0), (5500.0, 7000.0), (7050.0, 8000.0), (8400.0, 9000.0)]
     found = _gaps(ranges, 3)
-    assert (found.steps, found.share, found.longest) == (3, pytest.approx(0.1), 40.0)
+    assert (found.steps, found.share, found.longest) == (3, pytest.approx(0.1), 400.0)
 
 
 def test_the_loop_decodes_what_counts_as_cached(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from deepinfer.engine.context import Context
 from deepinfer.engine.device import select_device
 from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.profiling import platform_name
-from deepinfer.engine.recorded import Recording
+from deepinfer.engine.recorded import UNPACKED_KEYS, Recording
 from deepinfer.engine.replay import ReplayPolicy
 from deepinfer.engine.scheduler import EndRules, Pictures, Scheduler, SchedulerLimits, VisionLimits
 from deepinfer.engine.stops import stop_strings_of
@@ -37,6 +37,7 @@ from deepinfer.model.model import InferenceModel
 from deepinfer.model.recorder import SIZES, Recorder
 from deepinfer.model.row_operators import RowOperators, row_operators
 from deepinfer.ops.experts import most_rows
+from deepinfer.ops.rows import torch as torch_rows
 from deepinfer.parallel.member import Member
 from deepinfer.parallel.sharing import sharing_model
 from deepinfer.speculative.calibration import Calibration
@@ -128,14 +129,15 @@ def assemble(directory: Path, environment: Environment, settings: EngineConfig, 
     return Parts(config, tokenizer, runner, kv, scheduler, loads, pictures, policy, context)
 
 
-def recording_of(model: InferenceModel, operators: RowOperators | None, _: Sequence[int]) -> Recording | None:
+def recording_of(model: InferenceModel, operators: RowOperators | None, classes: Sequence[int]) -> Recording | None:
     """How steps are recorded on this device; None where they cannot be."""
     if model.device.type != "cuda" or not model.recordable:
         return None
-    if operators is None:  # what has no kernels is launched
-        return None
     most = min(SIZES[-1], *(most_rows(layer.experts.w13) for layer in model.weights.layers))
-    return Recording(model, Recorder(record=True), most)
+    if operators is not None:
+        return Recording(model, Recorder(record=True), most)
+    by_rows = InferenceModel(model.config, model.weights, classes, torch_rows)
+    return Recording(by_rows, Recorder(record=True), most, UNPACKED_KEYS)
 
 
 def _whole_model(

@@ -66,6 +66,21 @@ __device__ __forceinline__ void sts128(uint32_t a, uint4 v) {
 __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t lbo = 16) {
   return (uint64_t)((address & 0x3FFFF) >> 4) | ((uint64_t)(lbo >> 4) << 16) | ((uint64_t)(1024 >> 4) << 32) | (1ull << 62);
 }
+// Programmatic dependent launch: a kernel started by `launch_after` may begin while the one before it in the stream still runs. It calls
+// `wait_for_earlier` before it reads what that one writes or overwrites what it reads; then all earlier kernels have ended, too, provided
+// that each calls `let_later_begin` only after its own wait.
+__device__ __forceinline__ void wait_for_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_later_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+template <class... Parameters, class... Arguments>
+static int launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int shared, cudaStream_t stream, Arguments... arguments) {
+  cudaLaunchConfig_t config = {};
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.gridDim = grid; config.blockDim = dim3(threads); config.dynamicSmemBytes = shared; config.stream = stream;
+  config.attrs = &attribute; config.numAttrs = 1;
+  return (int)cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
 #define CHECK(x) do { cudaError_t e_ = (x); if (e_ != cudaSuccess) return (int)e_; } while (0)
 
 // Row-major [rows, columns] bytes, boxes of [box_rows, 128 bytes], 128-byte swizzle.

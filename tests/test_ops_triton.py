@@ -12,7 +12,6 @@ from deepinfer.ops.experts import triton as expert_kernels
 from deepinfer.ops.experts.torch import swiglu
 from deepinfer.ops.hyper_connections import torch as hyper_reference
 from deepinfer.ops.hyper_connections import triton as hyper_kernels
-from deepinfer.ops.indexer import torch as index_reference
 from deepinfer.ops.indexer import triton as index_kernels
 from deepinfer.ops.kv_formats import pack_index, pack_window, unpack_index
 from deepinfer.ops.kv_formats import triton as format_kernels
@@ -214,37 +213,30 @@ class TestIndexer:
     def query(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         return randn(rows, 32, 128, seed=5).bfloat16(), turns_of(rows, 32), randn(rows, 32, seed=6).bfloat16()
 
-    @pytest.mark.parametrize("grouped", [False, True], ids=["single rows", "groups"])
-    def test_scores(self, grouped: bool) -> None:
-        stored, pages, keys = self.cache()
-        request = torch.tensor([0, 0, 0, 1, 1])
-        visible = torch.tensor([35, 36, 37, 8, 9], dtype=torch.int32, device=DEVICE)
-        q, turns, weights = self.query(5)
+    @pytest.mark.parametrize("count", [0, 1, 3])
+    def test_queries(self, count: int) -> None:
+        """The codes times their scale, in the order of the channels, are the rotated and rounded queries."""
+        q, turns, weights = self.query(count)
+        q = q * torch.exp(0.5 * randn(count, 32, 4, 1, seed=7)).expand(-1, -1, -1, 32).flatten(2).bfloat16()
         codes, scaled = index_kernels.queries(q, turns, weights, 0.25)
-        slots, firsts, counts = ([0, 1], [0, 3], [3, 2]) if grouped else (request.tolist(), range(5), [1] * 5)
-        groups = (torch.tensor(list(part), dtype=torch.int32, device=DEVICE) for part in (slots, firsts, counts))
-        made = index_kernels.scores(codes, scaled, stored, pages, *groups, visible, 40, self.page_size, self.ratio)
-        rounded = index_mxfp4(rope_reference.rotate(q, turns[:, None])).float()
-        for row, own in enumerate(request.tolist()):
-            wanted = index_reference.index_scores(
-                rounded[row : row + 1, None], keys[own][None], weights[row : row + 1, None].float() * 0.25
-            )[0, 0, : visible[row]]
-            torch.testing.assert_close(made[row, : visible[row]], wanted, rtol=1e-4, atol=1e-4)
+        order = torch.arange(128).view(4, 2, 4, 4).permute(2, 0, 1, 3).flatten()  # place by channel
+        made = codes.float()[..., order.to(DEVICE)] * (scaled / (weights.float() * 0.25))[..., None]
+        wanted = index_mxfp4(rope_reference.rotate(q, turns[:, None])).float()
+        torch.testing.assert_close(made, wanted, rtol=1e-5, atol=0.0)
+
+    def test_queries_whose_blocks_are_far_apart(self) -> None:
+        """What lies more than 2^9 under a head's largest scale is lost as rounding, never scaled up."""
+        q, turns, weights = self.query(1)
+        q[..., :32] *= 2.0**-14
+        codes, _ = index_kernels.queries(q, turns, weights, 1.0)
+        small = codes.float().view(32, 4, 2, 4, 4)[:, :, :, 0]
+        assert (small.abs() <= 2.0**-9).all()
+        assert codes.float().abs().amax() == 3.0
 
     def test_candidates(self) -> None:
-        stored, pages, _ = self.cache()
-        visible = torch.tensor([30], dtype=torch.int32, device=DEVICE)
-        q, turns, weights = self.query(1)
-        blocks = torch.tensor([[-1, 0, 2, 7]], dtype=torch.int32, device=DEVICE)
+        _, pages, _ = self.cache()
         one = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        codes, scaled = index_kernels.queries(q, turns, weights, 0.25)
-        arguments = (codes, scaled, stored, pages, one, one, one + 1, visible, 16, self.page_size, self.ratio)
-        made = index_kernels.scores(*arguments, blocks, 4)[0]
-        everything = index_kernels.scores(*(*arguments[:8], 40, *arguments[9:]))[0]
-        places = [0, 1, 2, 3, 8, 9, 10, 11, 28, 29]
-        assert torch.equal(made[4:14], everything[places])
-        assert made[:4].eq(-torch.inf).all()
-        assert made[14:].eq(-torch.inf).all()  # 30 and 31 are not visible yet
+        blocks = torch.tensor([[-1, 0, 2, 7]], dtype=torch.int32, device=DEVICE)
         chosen = torch.tensor([[4, 13, -1, 0]], dtype=torch.int32, device=DEVICE)
         found = index_kernels.entry_rows(chosen, one, pages, 8, blocks, 4)
         assert found.tolist() == [[3 * 8, 5 * 8 + 29 % 8, -1, -1]]

@@ -26,7 +26,7 @@ from deepinfer.ops.norm import rms_norm
 from deepinfer.ops.rope import rotations
 from deepinfer.ops.rows import Index
 
-SHARED_ROWS = 4
+SHARED_ROWS = 8
 """Most rows of one request that share a pass over its index keys."""
 SCORES = 1 << 28
 """Most index scores to hold at a time; more rows are taken in turn."""

@@ -19,7 +19,13 @@ BUILT = SOURCES / "build"
 """Where libraries are kept; one that lies there under the right name is not built again."""
 _HEADERS = ("common.cuh", "wgmma.cuh")
 _FLAGS = ("-gencode=arch=compute_90a,code=sm_90a", "-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
-LIBRARIES = (("experts", ()), ("experts", ("-DCLUSTER=2",)), ("sparse_attention", ()), ("select", ()))
+LIBRARIES = (
+    ("experts", ()),
+    ("experts", ("-DCLUSTER=2",)),
+    ("sparse_attention", ()),
+    ("select", ()),
+    ("index_scores", ()),
+)
 """Every library: its source and its own flags."""
 
 

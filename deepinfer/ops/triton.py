@@ -60,8 +60,9 @@ def from_power(power):
 def e2m1_round(x):
     """FP32 to the nearest E2M1 value, ties to the even code, saturating."""
     magnitude = tl.minimum(tl.abs(x), 6.0)
+    steps = tl.where(magnitude < 2.0, 2.0, tl.where(magnitude < 4.0, 1.0, 0.5))  # of a unit
     step = tl.where(magnitude < 2.0, 0.5, tl.where(magnitude < 4.0, 1.0, 2.0))
-    rounded = (magnitude / step + 12582912.0 - 12582912.0) * step  # adding 1.5 * 2^23 leaves no fraction bits
+    rounded = (magnitude * steps + 12582912.0 - 12582912.0) * step  # adding 1.5 * 2^23 leaves no fraction bits
     return tl.where(x < 0.0, -rounded, rounded)
 
 

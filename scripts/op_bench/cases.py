@@ -25,6 +25,7 @@ from deepinfer.ops.rope import torch as rope_torch
 from deepinfer.ops.rope import triton as rope_triton
 from deepinfer.ops.router import torch as router_torch
 from deepinfer.ops.router import triton as router_triton
+from deepinfer.ops.rows.index import Index
 from deepinfer.ops.sparse_attention import cuda as attention_cuda
 from deepinfer.ops.sparse_attention import torch as attention_torch
 from deepinfer.ops.sparse_attention import triton as attention_triton
@@ -50,8 +51,11 @@ def cases() -> Iterator[Case]:
         yield experts(rows)
     for rows, compressed in ((1, True), (6, True), (64, True), (128, True), (4096, True), (4096, False)):
         yield attention(rows, compressed)
-    for rows, keys in ((1, 8192), (128, 8192), (128, 131072), (4096, 8192)):
+    for rows, keys in ((1, 8192), (64, 8192), (128, 8192), (128, 131072), (4096, 8192), (4096, 65536)):
         yield scores(rows, keys)
+    yield scores(128, 4096, ratio=2)
+    for rows in (1, 128):
+        yield scores(rows, 65536, listed=True)
     for rows, keys in ((1, 8192), (128, 8192), (128, 131072), (4096, 8192)):
         yield selection(rows, keys)
     for columns, features in ((5120, 1792), (1280, 32768), (8192, 5120), (5120, 4608), (2304, 5120)):
@@ -138,32 +142,47 @@ def attention(rows: int, compressed: bool) -> Case:
     return Case("attention" if compressed else "attention, window", f"{rows} rows", work, 5e-3, prepare)
 
 
-def scores(rows: int, keys: int) -> Case:
-    """Index scores: each of up to 128 rows on a request of its own, more rows on one."""
+def scores(rows: int, keys: int, ratio: int = 1, listed: bool = False) -> Case:
+    """Index scores: each of up to 128 rows on a request of its own, more rows on one; or of candidate blocks of 8."""
     requests = rows if rows <= 128 else 1
+    scored = 16384 if listed else keys
 
     def prepare() -> Prepared:
-        pages = keys // 64
+        entries = 64 // ratio
+        pages = keys // entries
         distinct = min(requests, 8)
         stored = pack_index(randn(distinct * keys, 128, dtype=torch.float32))
         cache = stored.repeat(-(-requests // distinct), 1)[: requests * keys]
-        table = torch.arange(requests * pages, device="cuda").view(requests, pages)
         q, weights = randn(rows, 32, 128), randn(rows, 32)
         codes, scaled = indexer_triton.queries(q, turns(rows), weights, 0.015)
-        each = 1 if requests > 1 or rows == 1 else indexer_triton.ROWS
+        each = 1 if requests > 1 or rows == 1 or listed else indexer_cuda.ROWS
         firsts = torch.arange(0, rows, each, device="cuda", dtype=torch.int32)
         slots = firsts if requests > 1 else torch.zeros_like(firsts)
-        visible = torch.full((rows,), keys, device="cuda", dtype=torch.int32)
-        counts = torch.full_like(firsts, each)
+        blocks = torch.randperm(keys // 8, device="cuda")[: scored // 8].sort().values.int()
+        index = Index(
+            keys=cache,
+            page_table=torch.arange(requests * pages, device="cuda").view(requests, pages),
+            page_size=64,
+            ratio=ratio,
+            slots=slots,
+            visible=torch.full((rows,), keys, device="cuda", dtype=torch.int32),
+            length=scored,
+            group_slots=slots,
+            group_firsts=firsts,
+            group_counts=torch.full_like(firsts, each),
+            blocks=blocks.repeat(rows, 1) if listed else None,
+            block=8,
+        )
 
         def call() -> Tensor:
-            groups = (slots, firsts, counts)
-            return indexer_triton.scores(codes, scaled, cache, table, *groups, visible, keys, 64, 1)
+            return indexer_cuda.scores(codes, scaled, index)
 
         def error() -> float:
             row = rows - 1
             request = row if requests > 1 else 0
             known = unpack_index(cache[request * keys : (request + 1) * keys], torch.float32)
+            if listed:
+                known = known.view(-1, 8, 128)[blocks.long()].flatten(0, 1)
             rounded = rope_torch.rotate(q[row : row + 1], turns(rows)[row : row + 1, None])
             rounded = unpack_index(pack_index(rounded), torch.float32)[0]
             wanted = ((rounded @ known.T).relu() * weights[row].float()[:, None] * 0.015).sum(0)
@@ -171,8 +190,10 @@ def scores(rows: int, keys: int) -> Case:
 
         return Prepared([call] * 3, error)
 
-    moved = requests * keys * 68 + rows * keys * 4
-    return Case("index scores", f"{rows} x {keys}", Work(moved, 2 * 32 * 128 * rows * keys), 1e-4, prepare)
+    moved = requests * scored * 68 + rows * scored * 4
+    name = "index scores, candidates" if listed else "index scores" if ratio == 1 else "index scores, pairs"
+    limit = 1e-3 if requests == 1 and rows > 1 else 1e-4
+    return Case(name, f"{rows} x {keys}", Work(moved, 2 * 32 * 128 * rows * scored), limit, prepare)
 
 
 def selection(rows: int, keys: int) -> Case:

@@ -10,6 +10,7 @@ from deepinfer.ops.kv_formats.triton import window_rows
 from deepinfer.ops.linear import Weight, grouped_linear, linear
 from deepinfer.ops.linear.triton import quantize_groups
 from deepinfer.ops.rope.triton import rotate
+from deepinfer.ops.rows import torch as plain
 from deepinfer.ops.rows.index import Index
 from deepinfer.ops.sparse_attention import cuda as attention
 from deepinfer.ops.sparse_attention.triton import output_rows
@@ -50,12 +51,9 @@ def output(o: Tensor, turns: Tensor, wo_a: Weight, wo_b: Weight) -> Tensor:
 
 def index_scores(q: Tensor, turns: Tensor, weights: Tensor, factor: float, index: Index) -> Tensor:
     """q BF16 [M, h, d], turns complex64 [M, F], weights [M, h] -> FP32 [M, length]."""
-    codes, scaled = indexer.queries(q, turns, weights, factor)
-    groups = index.group_slots, index.group_firsts, index.group_counts
-    pages = index.page_size, index.ratio
-    columns = index.visible, index.length
-    blocks = index.blocks, index.block
-    return indexer.scores(codes, scaled, index.keys, index.page_table, *groups, *columns, *pages, *blocks)
+    if not selection.fits(index):  # pages of few tokens
+        return plain.index_scores(q, turns, weights, factor, index)
+    return selection.scores(*indexer.queries(q, turns, weights, factor), index)
 
 
 def best(scores: Tensor, visible: Tensor, count: int) -> Tensor:

@@ -544,8 +544,8 @@ __device__ __forceinline__ void add(float (&sum)[8], const uint4& raw) {
 // out[row] = sum over `each` visits, in their order, of y[place], plus base[row] if there is one; FP32. Columns: a multiple of 8.
 __global__ __launch_bounds__(128) void combine(const __nv_bfloat16* y, const int* places, int each, const __nv_bfloat16* base, __nv_bfloat16* out, int columns) {
   constexpr int AT_ONCE = 6;
-  const int v = blockIdx.x * 128 + threadIdx.x;
-  const size_t row = blockIdx.y;
+  const int v = blockIdx.y * 128 + threadIdx.x;
+  const size_t row = blockIdx.x;
   if (v * 8 >= columns) return;
   float sum[8] = {};
   const uint4 last = base ? *reinterpret_cast<const uint4*>(base + row * columns + v * 8) : make_uint4(0, 0, 0, 0);
@@ -560,6 +560,6 @@ __global__ __launch_bounds__(128) void combine(const __nv_bfloat16* y, const int
   *reinterpret_cast<uint4*>(out + row * columns + v * 8) = make_uint4(pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7]));
 }
 extern "C" int launch_combine(const void* y, const void* places, int each, const void* base, void* out, int rows, int columns, cudaStream_t stream) {
-  combine<<<dim3((columns / 8 + 127) / 128, rows), 128, 0, stream>>>((const __nv_bfloat16*)y, (const int*)places, each, (const __nv_bfloat16*)base, (__nv_bfloat16*)out, columns);
+  combine<<<dim3(rows, (columns / 8 + 127) / 128), 128, 0, stream>>>((const __nv_bfloat16*)y, (const int*)places, each, (const __nv_bfloat16*)base, (__nv_bfloat16*)out, columns);
   return (int)cudaGetLastError();
 }

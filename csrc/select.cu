@@ -1,13 +1,13 @@
 // The 512 largest scores of each row, exactly; of equal ones the lower position: see deepinfer/ops/indexer.
 //
-// One pass over the scores is enough. Up to 8,192 stay in the registers of one block. More are first sampled: a histogram, linear over the
+// One pass over the scores is enough. Up to 8,192 (or 16,384) stay in the registers of one block. More are first sampled: a histogram, linear over the
 // sample's range, gives a threshold that roughly twice 512 scores exceed, and only those go to shared memory. A second histogram, linear
 // over the range of the candidates, leaves a handful in the bin of the 512th; they are ranked against each other. If the sample misleads,
 // or more than 1,024 share that bin, the block falls back to a radix search over all scores: the result is always exact. Few long rows:
-// `splits` blocks select 512 each and a last block merges.
+// `splits` blocks select 512 each and a last block merges. Where a page table is given, positions come out as addresses of entries.
 #include "common.cuh"
 
-constexpr int TOP = 512, THREADS = 512, EACH = 16, CAPACITY = THREADS * EACH / 2, DIRECT = THREADS * EACH, BINS = 4096, SAMPLE = 4096, RANKED = 1024;
+constexpr int TOP = 512, THREADS = 512, CAPACITY = 4096, BINS = 4096, SAMPLE = 4096, RANKED = 1024;
 
 struct Shared {
   uint32_t key[CAPACITY];
@@ -19,7 +19,7 @@ struct Shared {
 };
 
 __device__ __forceinline__ uint32_t ordered(float f) {
-  uint32_t u = __float_as_uint(f);
+  uint32_t u = __float_as_uint(f + 0.f);  // -0 is 0
   return u ^ ((u >> 31) ? 0xFFFFFFFFu : 0x80000000u);
 }
 __device__ __forceinline__ float unordered(uint32_t k) { return __uint_as_float(k ^ ((k >> 31) ? 0x80000000u : 0xFFFFFFFFu)); }
@@ -87,6 +87,16 @@ template <class F> __device__ uint32_t radix_search(Shared& s, int n, F key_at) 
   return prefix;
 }
 
+// Where entries lie. A column is an entry or, with `blocks`, entry i % block of the row's block i / block, -1 for none.
+struct Entries {
+  const int64_t* table;        // [slot][stride] pages; null: columns stay columns
+  const int* slots;            // [row]
+  const int* blocks;           // [row][listed]; may be null
+  int64_t stride;
+  int entries, listed, block;  // entries: of a page
+};
+constexpr uint32_t HIDDEN = 0x007FFFFFu;         // `ordered` of -infinity
+
 struct Output {
   int* index;
   float* score;                // may be null
@@ -95,7 +105,7 @@ struct Output {
 
 // Top TOP of the block's candidates (EACH per thread, `used` bits say which are real): one histogram, linear over the range of the values
 // (a monotone map), leaves few at the boundary, which are ranked by key, then by index. False: too many at the boundary, nothing written.
-template <class F> __device__ bool finish(Shared& s, const uint32_t (&k)[EACH], uint32_t used, F index_at, const Output& out) {
+template <int EACH, class F> __device__ bool finish(Shared& s, const uint32_t (&k)[EACH], uint32_t used, F index_at, const Output& out) {
   const int t = threadIdx.x, lane = t % 32;
   uint32_t lowest = ~0u, highest = 0;
 #pragma unroll
@@ -138,22 +148,14 @@ template <class F> __device__ bool finish(Shared& s, const uint32_t (&k)[EACH], 
   return true;
 }
 
-// Scores [row][stride] with `length` valid; INDIRECT: element i stands for index_in[i] (-1 = empty).
-template <bool INDIRECT>
-__global__ __launch_bounds__(THREADS, 3) void select(const float* scores, int64_t stride, const int* index_in, const int* lengths, int fixed_length, int chunk,
-                                                     int* out_index, float* out_score) {
-  extern __shared__ uint8_t dynamic[];
-  Shared& s = *reinterpret_cast<Shared*>(dynamic);
-  const int row = blockIdx.y, t = threadIdx.x, lane = t % 32;
-  const int length = INDIRECT ? fixed_length : lengths[row];
-  const int begin = blockIdx.x * chunk, n = max(0, min(chunk, length - begin));
-  const float* x = scores + row * stride + begin;
-  const int* map = INDIRECT ? index_in + row * stride + begin : nullptr;
-  const int64_t to = ((int64_t)row * gridDim.x + blockIdx.x) * TOP;
-  const Output out{out_index + to, out_score ? out_score + to : nullptr};
+// Scores x, n of them; INDIRECT: element i stands for map[i] (-1 = empty), else for begin + i. `sparse`: any may be -infinity, which is not chosen
+// (where fewer than TOP are left and n is small; else it may be, last).
+template <bool INDIRECT, int EACH>
+__device__ __forceinline__ void choose(Shared& s, const float* x, const int* map, int begin, int n, bool aligned, bool sparse, const Output& out) {
+  constexpr int DIRECT = THREADS * EACH;
+  const int t = threadIdx.x, lane = t % 32;
   auto index_of = [&](int i) { return INDIRECT ? map[i] : begin + i; };
   auto key_of = [&](int i) { return INDIRECT && map[i] < 0 ? 0u : ordered(x[i]); };
-  const bool wide = stride % 4 == 0 && begin % 4 == 0;
   if (n <= TOP) {
     for (int i = t; i < TOP; i += THREADS) {
       if (i < n) out.put(i, index_of(i), key_of(i));
@@ -168,7 +170,7 @@ __global__ __launch_bounds__(THREADS, 3) void select(const float* scores, int64_
 #pragma unroll
     for (int v = 0; v < EACH / 4; v++) {
       int i = base + place(4 * v);
-      if (wide && i + 3 < n) {
+      if (aligned && i + 3 < n) {
         float4 f = __ldg(reinterpret_cast<const float4*>(x + i));
         k[4 * v] = ordered(f.x); k[4 * v + 1] = ordered(f.y); k[4 * v + 2] = ordered(f.z); k[4 * v + 3] = ordered(f.w);
       } else {
@@ -186,6 +188,19 @@ __global__ __launch_bounds__(THREADS, 3) void select(const float* scores, int64_
       if (i < n) { used |= 1u << e; if (INDIRECT && map[i] < 0) k[e] = 0; }
     }
     __syncthreads();
+    if (sparse) {
+#pragma unroll
+      for (int e = 0; e < EACH; e++) if (k[e] <= HIDDEN) used &= ~(1u << e);
+      int at = reserve(s, s.count, __popc(used));
+      __syncthreads();
+      const int count = s.count;
+      if (count <= TOP) {
+#pragma unroll
+        for (int e = 0; e < EACH; e++) if (used >> e & 1) out.put(at++, index_of(place(e)), k[e]);
+        for (int i = count + t; i < TOP; i += THREADS) out.put(i, -1, 0u);
+        return;
+      }
+    }
     if (finish(s, k, used, [&](int e) { return index_of(place(e)); }, out)) return;
   } else {
     // Threshold from SAMPLE scores (whole sectors of 8, spread evenly): a histogram linear over their range.
@@ -268,17 +283,42 @@ __global__ __launch_bounds__(THREADS, 3) void select(const float* scores, int64_
   }
 }
 
-extern "C" int launch_select(const void* scores, int64_t stride, const void* lengths, int rows, int splits, int longest, void* part_index, void* part_score,
-                             void* out, cudaStream_t stream) {
-  int shared = sizeof(Shared);
-  CHECK(cudaFuncSetAttribute(select<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  CHECK(cudaFuncSetAttribute(select<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  int chunk = (longest + splits - 1) / splits;
-  chunk = (chunk + 3) / 4 * 4;
-  if (splits == 1) select<false><<<dim3(1, rows), THREADS, shared, stream>>>((const float*)scores, stride, nullptr, (const int*)lengths, 0, chunk, (int*)out, nullptr);
-  else {
-    select<false><<<dim3(splits, rows), THREADS, shared, stream>>>((const float*)scores, stride, nullptr, (const int*)lengths, 0, chunk, (int*)part_index, (float*)part_score);
-    select<true><<<dim3(1, rows), THREADS, shared, stream>>>((const float*)part_score, splits * TOP, (const int*)part_index, nullptr, splits * TOP, splits * TOP, (int*)out, nullptr);
+// Scores [row][stride] with `lengths[row]` or `fixed_length` valid; gridDim.x blocks take a chunk of a row each.
+template <bool INDIRECT, int EACH>
+__global__ __launch_bounds__(THREADS, EACH == 16 ? 3 : 2) void select(const float* scores, int64_t stride, const int* index_in, const int* lengths, int fixed_length, int chunk,
+                                                                      int* out_index, float* out_score, const Entries places) {
+  extern __shared__ uint8_t dynamic[];
+  const int row = blockIdx.y, begin = blockIdx.x * chunk;
+  wait_for_earlier();
+  let_later_begin();
+  const int n = max(0, min(chunk, (lengths ? lengths[row] : fixed_length) - begin));
+  const float* x = scores + row * stride + begin;
+  const int64_t to = ((int64_t)row * gridDim.x + blockIdx.x) * TOP;
+  const Output out{out_index + to, out_score ? out_score + to : nullptr};
+  choose<INDIRECT, EACH>(*reinterpret_cast<Shared*>(dynamic), x, INDIRECT ? index_in + row * stride + begin : nullptr, begin, n, stride % 4 == 0 && begin % 4 == 0,
+                         places.blocks != nullptr, out);
+  if (!places.table) return;
+  __syncthreads();                               // from columns to addresses, a thread each
+  int i = out.index[threadIdx.x];
+  if (i >= 0 && places.blocks) {
+    const int listed = places.blocks[(int64_t)row * places.listed + i / places.block];
+    i = listed < 0 || scores[row * stride + i] == -INFINITY ? -1 : listed * places.block + i % places.block;
   }
-  return (int)cudaGetLastError();
+  out.index[threadIdx.x] = i < 0 ? -1 : (int)places.table[places.slots[row] * places.stride + i / places.entries] * places.entries + i % places.entries;
+}
+
+// `lengths` may be null: then all rows have `longest`. Addresses come of the last choice alone.
+extern "C" int launch_select(const void* scores, int64_t stride, const void* lengths, int rows, int splits, int longest, void* part_index, void* part_score,
+                             void* out, Entries places, cudaStream_t stream) {
+  const int shared = sizeof(Shared), chunk = ((longest + splits - 1) / splits + 3) / 4 * 4;
+  auto columns = chunk > THREADS * 16 && chunk <= THREADS * 32 ? select<false, 32> : select<false, 16>;
+  auto merge = select<true, 16>;
+  CHECK(cudaFuncSetAttribute(columns, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  CHECK(cudaFuncSetAttribute(merge, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  const float* from = (const float*)scores;
+  const int *ends = (const int*)lengths, *none = nullptr;
+  if (splits == 1) return launch_after(columns, dim3(1, rows), THREADS, shared, stream, from, stride, none, ends, longest, chunk, (int*)out, (float*)nullptr, places);
+  CHECK((cudaError_t)launch_after(columns, dim3(splits, rows), THREADS, shared, stream, from, stride, none, ends, longest, chunk, (int*)part_index, (float*)part_score, Entries{}));
+  return launch_after(merge, dim3(1, rows), THREADS, shared, stream, (const float*)part_score, (int64_t)splits * TOP, (const int*)part_index, none, splits * TOP, splits * TOP,
+                      (int*)out, (float*)nullptr, places);
 }

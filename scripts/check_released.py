@@ -27,7 +27,7 @@ from deepinfer.core.batch import Batch
 from deepinfer.core.plan import Plan
 from deepinfer.engine.model_runner import ModelRunner
 from deepinfer.engine.recorded import Recording
-from deepinfer.model.compression import compress
+from deepinfer.model.compression import compress, due_entries
 from deepinfer.model.experts import mixture
 from deepinfer.model.memory import engram
 from deepinfer.model.model import InferenceModel
@@ -75,7 +75,8 @@ def differences(rig: Rig, groups: InferenceModel, batch: Batch) -> list[float]:
             streams = engram(rows.x, number, rows.memory, layer.engram, config)
             rows = rows.enter(streams, layer.attention_site, config)
         if number in config.kv_source_layer_ids:
-            compress(rows.h, number, layer.attention, model._compressed, batch, caches, config)
+            due = due_entries(config.ratio(number), model._compressed, batch, caches)
+            compress(rows.h, number, layer.attention, due, batch, caches, config)
         if number == config.decoder_start:
             rows = rows.of(lambda values: values[batch.decoder_rows])
             reaches = [(one, one._reach(batch.decoder, caches)) for one in (groups, model)]

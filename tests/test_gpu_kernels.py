@@ -48,7 +48,7 @@ class TestExperts:
         torch.manual_seed(rows)
         w13, w2 = self.weights()
         odds = {"even": [1.0] * 8, "one": [1e-4, 1e-4, 1, 1e-4, 1, 1e-4, 1e-4, 1e-4], "few": [0, 0, 1, 0, 1, 0, 0, 5]}
-        chosen = torch.multinomial(torch.tensor(odds[spread], device="cuda").expand(rows, 8), 3)
+        chosen = torch.multinomial(torch.tensor(odds[spread], dtype=torch.float32, device="cuda").expand(rows, 8), 3)
         x, base, routing = randn(rows, 512), randn(rows, 512), torch.rand(rows, 3, device="cuda")
         made = cuda.routed_experts(x, chosen, routing, w13, w2, 10.0, lambda: base)
         wanted = expert_reference.routed_experts(x, chosen, routing, w13, w2, 10.0) + base
@@ -144,3 +144,42 @@ class TestIndexScores:
             if allowed[row].any():
                 wanted = self.wanted(query, row, keys[row // 3])[places[row][allowed[row]].long()]
                 assert relative(made[row][allowed[row]], wanted) < (2e-2 if block == 2 else 1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("listed", [False, True], ids=["all", "candidates"])
+@pytest.mark.parametrize("seen", [5, 300, 700, 8192, 8200, 16384], ids=str)
+def test_best_entries(rows: int, listed: bool, seen: int) -> None:
+    """The same entries as PyTorch's; candidates have hidden columns of -inf among the others and at their end."""
+    from deepinfer.ops.rows import nvidia
+    from deepinfer.ops.rows import torch as plain
+
+    torch.manual_seed(seen)
+    visible = torch.randint(max(1, seen - 90), seen + 1, (rows,), device="cuda", dtype=torch.int32)
+    table = torch.randperm(3 * 400, device="cuda").view(3, 400)
+    slots = torch.randint(0, 3, (rows,), device="cuda", dtype=torch.int32)
+    blocks = torch.stack([torch.randperm(3000, device="cuda")[:2048].sort().values for _ in range(rows)]).int()
+    blocks[:, : max(0, 2048 - seen // 8)] = -1
+    scores = torch.randn(rows, 16384, device="cuda")
+    if listed:
+        places = (blocks[..., None] * 8 + torch.arange(8, device="cuda")).flatten(1)
+        scores[(places < 0) | (places >= 20000)] = -torch.inf
+    else:
+        scores[torch.arange(16384, device="cuda") >= visible[:, None]] = torch.nan
+    index = Index(
+        keys=torch.empty(0, 68, dtype=torch.uint8, device="cuda"),
+        page_table=table,
+        page_size=64,
+        ratio=1,
+        slots=slots,
+        visible=torch.full_like(visible, 20000) if listed else visible,
+        length=16384,
+        group_slots=slots,
+        group_firsts=slots,
+        group_counts=slots,
+        blocks=blocks if listed else None,
+        block=8,
+    )
+    made, wanted = (module.best_entries(scores, index, 512) for module in (nvidia, plain))
+    assert torch.equal(made.sort(-1).values, wanted.sort(-1).values)
+    assert torch.equal(nvidia.best_entries(scores, index, 512), made)

@@ -10,7 +10,7 @@ from deepinfer.checkpoint.formats import window_fp8
 from deepinfer.core.batch import Batch, Half
 from deepinfer.core.plan import Span
 from deepinfer.model.batching import arrange
-from deepinfer.model.compression import compress
+from deepinfer.model.compression import compress, due_entries
 from deepinfer.model.reading import LiveEntries
 from deepinfer.model.window import extend, plan_windows
 
@@ -135,7 +135,8 @@ class TestCompression:
         made = arrange([first, *others], caches.pairs.shape[2], CPU)
         nothing = torch.empty(0, dtype=torch.int64)
         batch = Batch(nothing, made.encoder, made.decoder, nothing, nothing, made.singles, made.pairs)
-        compress(h, layer, model.weights.layers[layer].attention, model._compressed, batch, caches, model.config)
+        due = due_entries(model.config.ratio(layer), model._compressed, batch, caches)
+        compress(h, layer, model.weights.layers[layer].attention, due, batch, caches, model.config)
 
     def read(self, layer: int, caches: Caches, tokens: int, slot: int = 1) -> tuple[Tensor, Tensor]:
         """The live latents and keys of one request."""

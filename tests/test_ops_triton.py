@@ -6,8 +6,14 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from deepinfer.checkpoint.formats import index_mxfp4, quantize_fp8_blocks
+from deepinfer.checkpoint.formats import index_mxfp4, quantize_fp8_blocks, quantize_fp8_rows
+from deepinfer.core.batch import Pairs
 from deepinfer.ops import hyper_connections as hyper
+from deepinfer.ops.compressor import torch as compressor_reference
+from deepinfer.ops.compressor import triton as compressor_kernels
+from deepinfer.ops.engram import EngramHashing
+from deepinfer.ops.engram import torch as engram_reference
+from deepinfer.ops.engram import triton as engram_kernels
 from deepinfer.ops.experts import triton as expert_kernels
 from deepinfer.ops.experts.torch import swiglu
 from deepinfer.ops.hyper_connections import torch as hyper_reference
@@ -20,12 +26,15 @@ from deepinfer.ops.linear import torch as linear_reference
 from deepinfer.ops.linear import triton as linear_kernels
 from deepinfer.ops.norm import torch as norm_reference
 from deepinfer.ops.norm import triton as norm_kernels
+from deepinfer.ops.places import torch as place_reference
+from deepinfer.ops.places import triton as place_kernels
 from deepinfer.ops.rope import frequencies, rotations
 from deepinfer.ops.rope import torch as rope_reference
 from deepinfer.ops.rope import triton as rope_kernels
 from deepinfer.ops.router import torch as router_reference
 from deepinfer.ops.router import triton as router_kernels
 from deepinfer.ops.sparse_attention import triton as attention_kernels
+from deepinfer.ops.triton import INTERPRETED
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 each_count = pytest.mark.parametrize("count", [0, 1, 3, 18])
@@ -193,6 +202,127 @@ def test_output_rows(count: int) -> None:
         same_codes(made.codes, wanted.codes, 0.99)
 
 
+@each_count
+def test_remember(count: int) -> None:
+    x, kv, qk = randn(count, 4, 80).bfloat16(), randn(count, 400, seed=1).bfloat16(), randn(4, 80, seed=2)
+    is_text = torch.arange(count, device=DEVICE) % 3 != 1
+    made = engram_kernels.remember(x, kv, qk, is_text, 1e-20)
+    near(made, engram_reference.remember(x, kv, qk, is_text, 1e-20))
+    assert torch.equal(made[~is_text], x[~is_text])
+
+
+@each_count
+def test_engram_rows(count: int) -> None:
+    """Ids of n-grams, and what a table holds in their rows."""
+    numbers = torch.Generator().manual_seed(count)
+    back = torch.randint(0, 99_000, (count, 4), generator=numbers).to(DEVICE)
+    parts = torch.randint(40, 60, (24,), generator=numbers), torch.arange(24) * 60, torch.randint(1 << 40, (4,)) * 2 + 1
+    hashing = EngramHashing(*parts).to(DEVICE)
+    ids = engram_kernels.row_ids(back, hashing, 8)
+    assert torch.equal(ids, engram_reference.row_ids(back, hashing, 8))
+    codes, scales = quantize_fp8_rows(randn(24 * 60, 96, seed=1).cpu())
+    table = codes.view(torch.uint8).to(DEVICE), scales.view(torch.uint8).to(DEVICE)
+    wanted = engram_reference.table_rows(*table, ids.flatten(), torch.bfloat16)
+    assert torch.equal(engram_kernels.table_rows(*table, ids.flatten()), wanted)
+
+
+@each_count
+def test_recall(count: int) -> None:
+    """Requests that begin, that show an image, and rows that repeat the first."""
+    slots = torch.tensor([2, 0, 1, *[2] * 15], device=DEVICE)[:count]
+    positions = torch.tensor([9, 1, 4, *[9] * 15], device=DEVICE)[:count]
+    ids = torch.tensor([5, 6, 3, *[5] * 15], device=DEVICE)[:count]
+    classes = torch.tensor([4, 8, 1, 0, -1, 2, 7], device=DEVICE)
+    history = torch.tensor([[0, 1, 2], [3, 4, 1], [6, 5, 2]], device=DEVICE)
+    kept = history.clone()
+    made = engram_kernels.recall(ids, slots, positions, history, classes, 4, 99)
+    wanted = engram_reference.recall(ids, slots, positions, kept, classes, 4, 99)
+    assert torch.equal(made[0], wanted[0])
+    assert torch.equal(made[1], wanted[1])
+    assert torch.equal(history, kept)
+
+
+class TestPlaces:
+    @each_count
+    def test_single_rows(self, count: int) -> None:
+        """Positions before a window is full, at the seams of a ring, and far away."""
+        positions = torch.tensor([0, 7, 8, 9, 100_000, 31, 12] * 3, device=DEVICE)[:count]
+        slots, lowest = torch.arange(count, device=DEVICE) % 4, (positions - 3).clamp(min=0) // 2
+        plain, compressed = (frequencies(12, theta).to(DEVICE) for theta in (100.0, 10000.0))
+        arguments = (positions, slots, lowest, 6, 9, plain, compressed)
+        made, wanted = place_kernels.single_rows(*arguments), place_reference.single_rows(*arguments)
+        for one, other in zip(made[:-2], wanted[:-2], strict=True):
+            assert one.dtype is other.dtype
+            assert torch.equal(one, other)
+        for one, other in zip(made[-2:], wanted[-2:], strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=2e-6)
+
+    @each_count
+    @pytest.mark.parametrize("ratio", [1, 2])
+    def test_entry_rows(self, count: int, ratio: int) -> None:
+        positions = torch.arange(20, device=DEVICE) * 3 + 1
+        slots, table = torch.arange(20, device=DEVICE) % 3, torch.randperm(60, device=DEVICE).view(3, 20)
+        rows = torch.randperm(20, device=DEVICE)[:count]
+        arguments = (rows, positions, slots, table, 4, ratio, frequencies(12, 100.0).to(DEVICE))
+        made, wanted = place_kernels.entry_rows(*arguments), place_reference.entry_rows(*arguments)
+        assert torch.equal(made[0], wanted[0])
+        torch.testing.assert_close(made[1], wanted[1], rtol=0, atol=2e-6)
+
+
+class TestCompressor:
+    @staticmethod
+    def places(count: int) -> Tensor:
+        return torch.randperm(2 * count + 1, generator=torch.Generator().manual_seed(count))[:count].to(DEVICE)
+
+    @each_count
+    @pytest.mark.parametrize("placed", [False, True])
+    def test_latents(self, count: int, placed: bool) -> None:
+        x = randn(count, 80) * torch.exp(3 * randn(count, 5, 1, seed=3)).expand(-1, -1, 16).flatten(1)
+        x[1:2, 16:32] = 0
+        norm, turns = randn(80, seed=1), turns_of(count, 8)
+        places = self.places(count) if placed else None
+        made, wanted = (torch.full((2 * count + 1 if placed else count, 45), 7, dtype=torch.uint8) for _ in range(2))
+        made, wanted = made.to(DEVICE), wanted.to(DEVICE)
+        latents = compressor_kernels.latent_rows(x, norm, turns, 1e-20, made, places)
+        reference = compressor_reference.latent_rows(x, norm, turns, 1e-20, torch.bfloat16, wanted, places)
+        near(latents, reference)
+        assert torch.equal(made, wanted) if INTERPRETED else (made != wanted).float().sum() <= 0.01 * made.numel()
+
+    @each_count
+    @pytest.mark.parametrize("placed", [False, True])
+    def test_keys(self, count: int, placed: bool) -> None:
+        x, norm, turns = rows_of(count, 96).contiguous(), randn(96, seed=1), turns_of(count, 16)
+        x[1:2, :32] = -0.0
+        places = self.places(count) if placed else None
+        made, wanted = (torch.full((2 * count + 1 if placed else count, 51), 7, dtype=torch.uint8) for _ in range(2))
+        made, wanted = made.to(DEVICE), wanted.to(DEVICE)
+        compressor_kernels.key_rows(x, norm, turns, 1e-20, made, places)
+        compressor_reference.key_rows(x, norm, turns, 1e-20, wanted, places)
+        assert torch.equal(made, wanted) if INTERPRETED else (made != wanted).float().sum() <= 0.01 * made.numel()
+
+    def test_a_nan_stays_in_its_block(self) -> None:
+        x, norm, turns = torch.ones(1, 96, device=DEVICE).bfloat16(), torch.ones(96, device=DEVICE), turns_of(1, 16)
+        norm[40] = torch.nan
+        made = torch.zeros(1, 51, dtype=torch.uint8, device=DEVICE)
+        compressor_kernels.key_rows(x, norm, turns, 1e-20, made, None)
+        values = unpack_index(made, torch.float32)[0].isnan()
+        assert values.view(3, 32).all(1).tolist() == [False, True, False]
+
+    def test_pairs(self) -> None:
+        """Partners in the step and from earlier steps, kept rows behind them."""
+        made, pending = randn(5, 2, 40), randn(3, 4, 2, 40, seed=1)
+        integers = ([1, 4, 0], [0, 3, 6], [2, 1], [14, -1], [2, 3])
+        pairs = Pairs(*(torch.tensor(part, device=DEVICE) for part in integers))
+        pooled = compressor_kernels.pool_rows(made, pending, pairs)
+        wanted = compressor_reference.pool_pairs(*compressor_reference.partners(made, pending, pairs))
+        torch.testing.assert_close(pooled, wanted)
+        slots, positions = torch.tensor([0, 0, 1, 2, 2], device=DEVICE), torch.arange(5, device=DEVICE) + 6
+        expected = pending.clone()
+        compressor_reference.keep_rows(made, expected, pairs.kept, slots, positions)
+        compressor_kernels.keep_rows(made, pending, pairs.kept, slots, positions)
+        assert torch.equal(pending, expected)
+
+
 class TestIndexer:
     """Two requests of different length, on pages in no order."""
 
@@ -232,14 +362,6 @@ class TestIndexer:
         small = codes.float().view(32, 4, 2, 4, 4)[:, :, :, 0]
         assert (small.abs() <= 2.0**-9).all()
         assert codes.float().abs().amax() == 3.0
-
-    def test_candidates(self) -> None:
-        _, pages, _ = self.cache()
-        one = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        blocks = torch.tensor([[-1, 0, 2, 7]], dtype=torch.int32, device=DEVICE)
-        chosen = torch.tensor([[4, 13, -1, 0]], dtype=torch.int32, device=DEVICE)
-        found = index_kernels.entry_rows(chosen, one, pages, 8, blocks, 4)
-        assert found.tolist() == [[3 * 8, 5 * 8 + 29 % 8, -1, -1]]
 
     def test_addresses(self) -> None:
         chosen = torch.tensor([[0, 8, 36, -1], [-1, -1, 1, 8]], dtype=torch.int32, device=DEVICE)

@@ -12,7 +12,7 @@ from deepinfer.config.model import ModelConfig
 from deepinfer.core.batch import Batch, Group
 from deepinfer.model.weights import EngramWeights
 from deepinfer.ops.cache_rows import load_rows
-from deepinfer.ops.engram import lookback, remember, row_ids
+from deepinfer.ops.engram import lookback, recall, remember, row_ids, table_rows
 from deepinfer.ops.linear import linear
 
 
@@ -83,6 +83,9 @@ def look_back(batch: Batch, history: Tensor, classes: Tensor, pad_class: int, co
     if batch.recalled is not None:
         recalled = batch.recalled
         history[recalled.slots, recalled.positions % history.shape[1]] = recalled.ids
+    half = batch.encoder
+    if half.groups and all(group.count == 1 for group in half.groups):
+        return Memory(*recall(batch.ids, half.slots, half.positions, history, classes, size, pad_class))
     own = classes[batch.ids]
     back = []
     for group in batch.encoder.groups:
@@ -111,21 +114,18 @@ def _keep(group: Group, history: Tensor, ids: Tensor) -> None:
 
 def engram(x: Tensor, layer: int, memory: Memory, weights: EngramWeights, config: ModelConfig) -> Tensor:
     """Add a layer's memory to the streams [M, S, H]; image tokens keep theirs."""
-    read = dequantize_fp8_rows(*_table_rows(layer, memory, weights, config)).view(len(x), -1)
-    kv = linear(read.to(x.dtype), weights.wkv)
+    kv = linear(_read(layer, memory, weights, config, x.dtype).view(len(x), -1), weights.wkv)
     return remember(x, kv, weights.qk, memory.is_text, config.rms_norm_eps)
 
 
-def _table_rows(layer: int, memory: Memory, weights: EngramWeights, config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Codes E4M3 [M * lookups, C] and scales E8M0 [M * lookups, C / 32]."""
-    if memory.fetched:
-        found = TableRows(
-            *(part.view(-1, width) for part, width in zip(memory.fetched[layer], _widths(weights), strict=True))
-        )
-    else:
-        rows = row_ids(memory.back, weights.hashing, config.engram_n_heads).flatten()
-        found = TableRows(weights.codes.index_select(0, rows), weights.scales.index_select(0, rows))
-    return found.codes.view(torch.float8_e4m3fn), found.scales.view(torch.float8_e8m0fnu)
+def _read(layer: int, memory: Memory, weights: EngramWeights, config: ModelConfig, dtype: torch.dtype) -> Tensor:
+    """What the rows look up, [M * lookups, C]."""
+    if not memory.fetched:
+        ids = row_ids(memory.back, weights.hashing, config.engram_n_heads).flatten()
+        return table_rows(weights.codes, weights.scales, ids, dtype)
+    parts = zip(memory.fetched[layer], _widths(weights), strict=True)
+    codes, scales = (part.view(-1, width) for part, width in parts)
+    return dequantize_fp8_rows(codes.view(torch.float8_e4m3fn), scales.view(torch.float8_e8m0fnu)).to(dtype)
 
 
 def _widths(weights: EngramWeights) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from deepinfer.cache.storage import Caches
 from deepinfer.config.model import ModelConfig
 from deepinfer.core.batch import Batch, Half, SharedHalf
 from deepinfer.model.attention import Attention, Reach
-from deepinfer.model.compression import compress
+from deepinfer.model.compression import Due, compress, due_entries
 from deepinfer.model.experts import RoutedExperts, local_experts, mixture
 from deepinfer.model.memory import Memory, ReadTables, engram, fetch, look_back
 from deepinfer.model.reading import LiveEntries
@@ -93,10 +93,9 @@ class InferenceModel:
     def step(self, batch: Batch, caches: Caches, features: bool = False) -> StepOutput:
         """Run one step and leave in `caches` what later steps need."""
         config, found, shared = self.config, _Features(features, self.config), batch.shared
-        rows, reach = (
-            self._enter(batch, caches),
-            self._reach(batch.encoder, caches, None if shared is None else shared.encoder),
-        )
+        rows = self._enter(batch, caches)
+        reach = self._reach(batch.encoder, caches, None if shared is None else shared.encoder)
+        due: dict[int, Due] = {}
         for number, layer in enumerate(self.weights.layers):
             if layer.engram is not None and rows.memory is not None:
                 rows = rows.enter(
@@ -104,7 +103,10 @@ class InferenceModel:
                 )
             h = rows.h
             if number in config.kv_source_layer_ids:
-                compress(h, number, layer.attention, self._compressed, batch, caches, config)
+                ratio = config.ratio(number)
+                if ratio not in due:
+                    due[ratio] = due_entries(ratio, self._compressed, batch, caches)
+                compress(h, number, layer.attention, due[ratio], batch, caches, config)
             if number == config.decoder_start:
                 chosen = batch.decoder_rows
                 pick = _indexing(chosen) if shared is None else shared.streams

@@ -38,11 +38,11 @@ class RowOperators(Protocol):
     def index_scores(self, q: Tensor, turns: Tensor, weights: Tensor, factor: float, index: Index) -> Tensor:
         """Score entries."""
 
-    def best(self, scores: Tensor, visible: Tensor, count: int) -> Tensor:
-        """Choose columns."""
+    def best_entries(self, scores: Tensor, index: Index, count: int) -> Tensor:
+        """Choose entries by their scores; their addresses."""
 
-    def entry_rows(self, chosen: Tensor, index: Index) -> Tensor:
-        """Turn columns into addresses."""
+    def entry_rows(self, entries: Tensor, index: Index) -> Tensor:
+        """Turn entries into addresses."""
 
 
 def row_operators(config: ModelConfig, device: torch.device) -> RowOperators | None:

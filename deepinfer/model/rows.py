@@ -23,6 +23,7 @@ from deepinfer.ops.beside import Lane, beside
 from deepinfer.ops.indexer import best_blocks
 from deepinfer.ops.linear import Fp8Rows, linear, quantize_rows
 from deepinfer.ops.norm import rms_norm
+from deepinfer.ops.places import single_rows
 from deepinfer.ops.rope import rotations
 from deepinfer.ops.rows import Index
 
@@ -43,6 +44,7 @@ class RowReach:
     starts: first rows of stretches, on the host. group_slots, group_firsts, group_counts: as in `Index`; group_starts
         the same as group_firsts, on the host.
     latents, chosen, blocks: of the newest source, from its last index layer.
+    visible: int32 [M], how many of its entries each row sees.
     gather, stay: where ranks share the rows. Then the step's rows in `near` and `places` are those of the whole step,
         whose keys `gather` makes; int64 `stay` are those of them with a place.
     """
@@ -64,6 +66,7 @@ class RowReach:
     ratio: int = 0
     chosen: Tensor | None = None
     blocks: Tensor | None = None
+    visible: Tensor | None = None
     gather: Gather | None = None
     stay: Tensor | None = None
 
@@ -72,11 +75,7 @@ class RowReach:
         source = config.kv_source_layer_ids.index(layer)
         self.latents, self.keys = caches.latents[source].flatten(0, 1), caches.index_keys[source].flatten(0, 1)
         self.ratio, self.chosen, self.blocks = config.ratio(layer), None, None
-
-    @property
-    def visible(self) -> Tensor:
-        """int32 [M], entries that rows see."""
-        return ((self.positions + 1) // self.ratio).int()
+        self.visible = ((self.positions + 1) // self.ratio).int()
 
 
 def reach_rows(half: Half, window: int, ring: int, plain: Tensor, compressed: Tensor) -> RowReach:
@@ -136,25 +135,20 @@ def reach_shared_rows(
 
 def _reach_single_rows(half: Half, window: int, ring: int, plain: Tensor, compressed: Tensor) -> RowReach:
     """The same for stretches of one row: from the device's numbers alone, as a recorded step has to."""
-    rows = torch.arange(len(half.positions), dtype=torch.int32, device=half.positions.device)
-    distance = torch.arange(window, device=rows.device)
-    base = half.slots * ring
-    seen = half.positions - half.lowest + 1
-    back = base[:, None] + (half.positions[:, None] - distance).remainder(ring)
-    slots = half.slots.int()
+    rows = single_rows(half.positions, half.slots, half.lowest, window, ring, plain, compressed)
     return RowReach(
         positions=half.positions,
-        slots=slots,
-        plain=rotations(half.positions, plain),
-        compressed=rotations(half.positions, compressed),
+        slots=rows.slots,
+        plain=rows.plain,
+        compressed=rows.compressed,
         longest=max((group.longest for group in half.groups), default=0),
-        near=torch.where(distance < seen[:, None], back, -1).int(),
+        near=rows.near,
         old=None,
-        places=base + half.positions.remainder(ring),
-        group_slots=slots,
-        group_firsts=rows,
-        group_counts=torch.ones_like(rows),
-        group_starts=list(range(len(rows))),
+        places=rows.places,
+        group_slots=rows.slots,
+        group_firsts=rows.firsts,
+        group_counts=rows.counts,
+        group_starts=list(range(len(rows.slots))),
     )
 
 
@@ -219,6 +213,7 @@ class RowAttention:
     ) -> None:
         config, visible = self._config, reach.visible
         assert reach.keys is not None, "an index source reads the compressed KV of a source at or before it"
+        assert visible is not None
         live = reach.longest // reach.ratio
         blocks = reach.blocks if self._within else None
         publishes = self._publishes and -(-live // config.candidate_block_size) > config.candidate_topk_blocks
@@ -238,28 +233,26 @@ class RowAttention:
             index = _within(index, blocks, config.candidate_block_size)
         if live <= config.index_topk and not publishes and blocks is None:
             places = torch.arange(config.index_topk, dtype=torch.int32, device=h.device)
-            columns = torch.where(places < visible[:, None], places, -1)
+            reach.chosen = self._ops.entry_rows(torch.where(places < visible[:, None], places, -1), index)
         else:
             q = linear(latent, weights.wq_b).view(len(h), config.index_n_heads, config.index_head_dim)
             head_weights = linear(h, weights.weights_proj)
-            columns, found = self._best(q, head_weights, reach, index, publishes)
+            reach.chosen, found = self._best(q, head_weights, reach, index, publishes)
             reach.blocks = found if publishes else reach.blocks
-        reach.chosen = self._ops.entry_rows(columns, index)
 
     def _best(
         self, q: Tensor, weights: Tensor, reach: RowReach, index: Index, publishes: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Chosen columns int32 [M, K], and blocks int32 [M, B] if this layer publishes them."""
+        """Addresses of chosen entries int32 [M, K], and blocks int32 [M, B] if this layer publishes them."""
         config = self._config
         factor = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
         chosen, kept = [], []
         for part, rows in _parts(index, reach.group_starts, len(q)):
             scores = self._ops.index_scores(q[rows], reach.compressed[rows], weights[rows], factor, part)
-            seen = part.visible if part.blocks is None else torch.full_like(part.visible, part.length)
-            chosen.append(_without_hidden(self._ops.best(scores, seen, config.index_topk), scores, part))
+            chosen.append(self._ops.best_entries(scores, part, config.index_topk))
             if publishes:
                 kept.append(self._blocks(scores, part.visible))
-        return torch.cat(chosen), torch.cat(kept) if publishes else None
+        return _joined(chosen), _joined(kept) if publishes else None
 
     def _blocks(self, scores: Tensor, visible: Tensor) -> Tensor:
         config = self._config
@@ -288,6 +281,9 @@ def _parts(index: Index, starts: list[int], rows: int) -> Iterator[tuple[Index, 
     if index.blocks is not None:
         starts = list(range(rows))
     most = max(SHARED_ROWS, SCORES // max(1, index.length))
+    if starts and rows <= most:
+        yield index, slice(0, rows)
+        return
     first = 0
     while first < len(starts):
         last = first + 1
@@ -310,9 +306,5 @@ def _parts(index: Index, starts: list[int], rows: int) -> Iterator[tuple[Index, 
         first = last
 
 
-def _without_hidden(chosen: Tensor, scores: Tensor, index: Index) -> Tensor:
-    """Among candidates a column may be one that a row does not see: its score is -inf."""
-    if index.blocks is None:
-        return chosen
-    found = scores.gather(1, chosen.clamp(min=0).long())
-    return torch.where((chosen >= 0) & (found > -torch.inf), chosen, -1)
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

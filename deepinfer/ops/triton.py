@@ -6,6 +6,7 @@ BF16 wrongly. For the same reason `dot` widens its operands there.
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether kernels run on the CPU, step by step (TRITON_INTERPRET=1)."""
@@ -54,6 +55,18 @@ def power_above(x):
 def from_power(power):
     """Biased exponents (int32) to FP32 powers of two."""
     return (power << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def cosine(x):
+    """Of FP32 angles of any size, as PyTorch's."""
+    return tl.cos(x) if _WIDE else libdevice.cos(x)
+
+
+@triton.jit
+def sine(x):
+    """Of FP32 angles of any size, as PyTorch's."""
+    return tl.sin(x) if _WIDE else libdevice.sin(x)
 
 
 @triton.jit

@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +29,6 @@ ROWS: dict[str, dict[int, int]] = {
     "expand": {0: 0, 1: 0, 2: 0},
     "advance": {0: 0, 1: 0, 2: 0},
     "remember": {0: 0, 1: 0, 3: 0},
-    "pool_pairs": {0: 0, 1: 0},
     "index_scores": {0: 1, 2: 1},
     "row_scores": {0: 1, 1: 1, 2: 1},
 }
@@ -92,6 +92,8 @@ def _cut(value: Any, dim: int, first: int, last: int) -> Any:
         return None
     if isinstance(value, Tensor):
         return value.narrow(dim, first, last - first)
+    if callable(value):  # asked for when it is needed
+        return partial(_cut, value(), dim, first, last)
     parts = [_cut(part, dim, first, last) for part in value]
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 

@@ -56,7 +56,7 @@ def cases() -> Iterator[Case]:
     yield scores(128, 4096, ratio=2)
     for rows in (1, 128):
         yield scores(rows, 65536, listed=True)
-    for rows, keys in ((1, 8192), (128, 8192), (128, 131072), (4096, 8192)):
+    for rows, keys in ((1, 8192), (128, 8192), (1, 8200), (128, 8200), (128, 131072), (4096, 8192)):
         yield selection(rows, keys)
     for columns, features in ((5120, 1792), (1280, 32768), (8192, 5120), (5120, 4608), (2304, 5120)):
         for rows in (1, 64, 128, 16384):
@@ -197,17 +197,29 @@ def scores(rows: int, keys: int, ratio: int = 1, listed: bool = False) -> Case:
 
 
 def selection(rows: int, keys: int) -> Case:
-    """The 512 best of each row."""
+    """The 512 best of each row, in as many columns as the next power of two; as addresses."""
 
     def prepare() -> Prepared:
-        values = randn(rows, keys, dtype=torch.float32)
-        visible = torch.full((rows,), keys, device="cuda", dtype=torch.int32)
+        values = randn(rows, 1 << (keys - 1).bit_length(), dtype=torch.float32)
+        slots = torch.zeros(rows, device="cuda", dtype=torch.int32)
+        index = Index(
+            keys=torch.empty(0, 68, dtype=torch.uint8, device="cuda"),
+            page_table=torch.arange(values.shape[1] // 64, device="cuda")[None],
+            page_size=64,
+            ratio=1,
+            slots=slots,
+            visible=torch.full_like(slots, keys),
+            length=values.shape[1],
+            group_slots=slots,
+            group_firsts=slots,
+            group_counts=slots,
+        )
 
         def call() -> Tensor:
-            return indexer_cuda.best_of_rows(values, visible)
+            return indexer_cuda.best_entries(values, index)
 
         def error() -> float:
-            wanted = values[-64:].topk(512).indices.sort(-1).values
+            wanted = values[-64:, :keys].topk(512).indices.sort(-1).values
             return (call()[-64:].long().sort(-1).values != wanted).float().mean().item()
 
         return Prepared([call] * 5, error)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from deepinfer.checkpoint.formats import dequantize_fp8_rows
 from deepinfer.ops.engram.hashing import EngramHashing
 
 
@@ -13,6 +14,17 @@ def lookback(classes: Tensor, size: int, pad: int) -> Tensor:
     return torch.where(alive, back, pad)
 
 
+def recall(
+    ids: Tensor, slots: Tensor, positions: Tensor, history: Tensor, classes: Tensor, size: int, pad: int
+) -> tuple[Tensor, Tensor]:
+    """ids, slots, positions int64 [N], history int64 [slots, ring], classes int64 [V] -> int64 [N, size], bool [N]."""
+    own, ring = classes[ids], history.shape[1]
+    earlier = positions[:, None] - torch.arange(1, size, device=ids.device)
+    known = torch.where(earlier >= 0, classes[history[slots[:, None], earlier % ring]], -1)
+    history[slots, positions % ring] = ids
+    return lookback(torch.cat((known.flip(-1), own[:, None]), 1), size, pad)[:, 0], own >= 0
+
+
 def row_ids(back: Tensor, hashing: EngramHashing, heads: int) -> Tensor:
     """back int64 [..., size] -> int64 [..., (size - 1) * heads]."""
     terms = back * hashing.multipliers
@@ -21,6 +33,12 @@ def row_ids(back: Tensor, hashing: EngramHashing, heads: int) -> Tensor:
         mixed = mixed ^ terms[..., shift]
         sizes.append(mixed)
     return torch.stack(sizes, dim=-1).repeat_interleave(heads, dim=-1).remainder(hashing.primes) + hashing.offsets
+
+
+def table_rows(codes: Tensor, scales: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """codes uint8 [T, C], scales uint8 [T, C / 32], ids int64 [A] -> [A, C] of `dtype`."""
+    found, sizes = codes.index_select(0, ids), scales.index_select(0, ids)
+    return dequantize_fp8_rows(found.view(torch.float8_e4m3fn), sizes.view(torch.float8_e8m0fnu)).to(dtype)
 
 
 def remember(x: Tensor, kv: Tensor, qk: Tensor, is_text: Tensor, eps: float) -> Tensor:

@@ -64,21 +64,44 @@ def scores(codes: Tensor, weights: Tensor, index: Index) -> Tensor:
     return out
 
 
+class _Entries(ctypes.Structure):
+    """`Entries` of csrc/select.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("table", "slots", "blocks")),
+        ("stride", ctypes.c_int64),
+        *((name, ctypes.c_int) for name in ("entries", "listed", "block")),
+    )
+
+
+def best_entries(scores: Tensor, index: Index) -> Tensor:
+    """scores FP32 [M, length] of an index -> int32 [M, 512]: addresses of the best entries, as in `best_of_rows`."""
+    blocks, table = index.blocks, index.page_table
+    listed = 0 if blocks is None else blocks.shape[1]
+    pointers = pointer(table), pointer(index.slots), pointer(blocks)
+    places = _Entries(*pointers, table.stride(0), index.entries, listed, index.block)
+    return _best(scores, index.visible if blocks is None else None, places)
+
+
 def best_of_rows(scores: Tensor, visible: Tensor) -> Tensor:
     """scores FP32 [M, S], visible int32 [M] -> int32 [M, 512]: positions below `visible`, -1 where there are fewer.
 
-    In an order that is the same each time; of equal scores the lower position is kept, whatever else is in the batch.
+    In no order, but in the same each time; of equal scores the lower position is kept, whatever else is in the batch.
     """
+    return _best(scores, visible, _Entries())
+
+
+def _best(scores: Tensor, visible: Tensor | None, places: _Entries) -> Tensor:
     rows, width = scores.shape
     out = torch.empty(rows, COUNT, dtype=torch.int32, device=scores.device)
     if not rows:
         return out
-    splits = 8 if width >= _LONG and rows <= _FEW else 1
+    splits = 8 if width >= _LONG and rows <= _FEW and visible is not None else 1
     positions, values = None, None
     if splits > 1:
         positions = torch.empty(rows, splits, COUNT, dtype=torch.int32, device=scores.device)
         values = torch.empty(rows, splits, COUNT, device=scores.device)
     arguments = (pointer(scores), ctypes.c_int64(scores.stride(0)), pointer(visible), rows, splits, width)
-    error = cuda.library("select").launch_select(*arguments, *map(pointer, (positions, values, out)), stream())
+    error = cuda.library("select").launch_select(*arguments, *map(pointer, (positions, values, out)), places, stream())
     check(error, "the choice of the best")
     return out

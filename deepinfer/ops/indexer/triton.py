@@ -52,29 +52,22 @@ def queries(q: Tensor, turns: Tensor, weights: Tensor, factor: float) -> tuple[T
 
 
 @triton.jit
-def _addresses(chosen_ptr, slots_ptr, table_ptr, blocks_ptr, out_ptr, count, table_stride, blocks_stride, entries,
-               BLOCKS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+def _addresses(entries_ptr, slots_ptr, table_ptr, out_ptr, count, table_stride, each, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, WIDTH)
-    place = tl.load(chosen_ptr + row * count + k, mask=k < count, other=-1)
-    if BLOCKS:
-        listed = tl.load(blocks_ptr + row * blocks_stride + tl.maximum(place, 0) // BLOCK, mask=place >= 0, other=-1)
-        place = tl.where((place >= 0) & (listed >= 0), listed * BLOCK + place % BLOCK, -1)
-    safe = tl.maximum(place, 0)
+    entry = tl.load(entries_ptr + row * count + k, mask=k < count, other=-1)
+    safe = tl.maximum(entry, 0)
     slot = tl.load(slots_ptr + row).to(tl.int64)
-    page = tl.load(table_ptr + slot * table_stride + safe // entries, mask=place >= 0, other=0).to(tl.int32)
-    tl.store(out_ptr + row * count + k, tl.where(place >= 0, page * entries + safe % entries, -1), mask=k < count)
+    page = tl.load(table_ptr + slot * table_stride + safe // each, mask=entry >= 0, other=0).to(tl.int32)
+    tl.store(out_ptr + row * count + k, tl.where(entry >= 0, page * each + safe % each, -1), mask=k < count)
 
 
-def entry_rows(
-    chosen: Tensor, slots: Tensor, page_table: Tensor, entries: int, blocks: Tensor | None = None, block: int = 1
-) -> Tensor:
-    """Addresses int32 [M, K] of chosen entries int32 [M, K] (with `blocks` as in `scores`: of columns), -1 for none."""
-    out = torch.empty_like(chosen)
-    if len(chosen):
-        _addresses[(len(chosen),)](
-            chosen, slots, page_table, blocks, out, chosen.shape[1], page_table.stride(0),
-            0 if blocks is None else blocks.shape[1], entries, BLOCKS=blocks is not None, BLOCK=block,
-            WIDTH=triton.next_power_of_2(chosen.shape[1]),
+def entry_rows(entries: Tensor, slots: Tensor, page_table: Tensor, each: int) -> Tensor:
+    """Addresses int32 [M, K] of entries int32 [M, K], -1 for none; a page holds `each` of them."""
+    out = torch.empty_like(entries)
+    if len(entries):
+        _addresses[(len(entries),)](
+            entries, slots, page_table, out, entries.shape[1], page_table.stride(0), each,
+            WIDTH=triton.next_power_of_2(entries.shape[1]),
         )  # fmt: skip
     return out

@@ -11,9 +11,10 @@ sink FP32 [h]) -> [M, h, D]` rotates the queries and attends; places lie in `win
 `output(o [M, h, D], turns, wo_a, wo_b) -> [M, H]` rotates back and projects.
 `index_scores(q [M, h, d], turns, weights [M, h], factor, index) -> FP32 [M, length]` rotates and rounds index queries
 and scores them against the entries that an `Index` names; what is not visible is undefined, or -inf with `blocks`.
-`best(scores FP32 [M, S], visible int32 [M], count) -> int32 [M, count]`: columns below `visible` with the largest
-scores, in any order, -1 where there are fewer; of equal scores the lower column is kept.
-`entry_rows(chosen int32 [M, K], index) -> int32 [M, K]`: the addresses of chosen columns.
+`best_entries(scores FP32 [M, length], index, count) -> int32 [M, count]`: the addresses of the entries that a row sees
+with the largest scores, in any order, but in the same each time, -1 where there are fewer; of equal scores the lower
+column is kept.
+`entry_rows(entries int32 [M, K], index) -> int32 [M, K]`: the addresses of entries, -1 for none.
 
 `torch` defines them, for any shapes; `nvidia` has them as kernels for the released model's.
 """

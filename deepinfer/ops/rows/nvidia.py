@@ -15,7 +15,7 @@ from deepinfer.ops.rows.index import Index
 from deepinfer.ops.sparse_attention import cuda as attention
 from deepinfer.ops.sparse_attention.triton import output_rows
 
-__all__ = ["attend", "best", "entry_rows", "fits", "index_scores", "output", "window_rows"]
+__all__ = ["attend", "best_entries", "entry_rows", "fits", "index_scores", "output", "window_rows"]
 
 
 def fits(config: ModelConfig) -> bool:
@@ -56,12 +56,12 @@ def index_scores(q: Tensor, turns: Tensor, weights: Tensor, factor: float, index
     return selection.scores(*indexer.queries(q, turns, weights, factor), index)
 
 
-def best(scores: Tensor, visible: Tensor, count: int) -> Tensor:
-    """scores FP32 [M, S], visible int32 [M] -> int32 [M, count]."""
+def best_entries(scores: Tensor, index: Index, count: int) -> Tensor:
+    """scores FP32 [M, length] -> int32 [M, count]."""
     assert count == selection.COUNT
-    return selection.best_of_rows(scores, visible)
+    return selection.best_entries(scores, index)
 
 
-def entry_rows(chosen: Tensor, index: Index) -> Tensor:
-    """chosen int32 [M, K] -> int32 [M, K]."""
-    return indexer.entry_rows(chosen, index.slots, index.page_table, index.entries, index.blocks, index.block)
+def entry_rows(entries: Tensor, index: Index) -> Tensor:
+    """entries int32 [M, K] -> int32 [M, K]."""
+    return indexer.entry_rows(entries, index.slots, index.page_table, index.entries)

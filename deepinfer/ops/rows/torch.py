@@ -53,29 +53,26 @@ def index_scores(q: Tensor, turns: Tensor, weights: Tensor, factor: float, index
     if index.blocks is not None:
         places = block_positions(index.blocks, index.block)
     places = places.masked_fill(places >= index.visible[:, None], -1)
-    keys = unpack_index(load_rows(index.keys, _addresses(places, index).long(), places >= 0), q.dtype)
+    keys = unpack_index(load_rows(index.keys, entry_rows(places, index).long(), places >= 0), q.dtype)
     scores = row_scores(rounded[None], keys[None], (weights * factor)[None])[0]
     return scores.masked_fill(places < 0, -torch.inf)
 
 
-def best(scores: Tensor, visible: Tensor, count: int) -> Tensor:
-    """scores FP32 [M, S], visible int32 [M] -> int32 [M, count]."""
-    hidden = torch.arange(scores.shape[1], device=scores.device) >= visible[:, None]
+def best_entries(scores: Tensor, index: Index, count: int) -> Tensor:
+    """scores FP32 [M, length] -> int32 [M, count]."""
+    columns = torch.arange(scores.shape[1], device=scores.device)
+    hidden = (columns >= index.visible[:, None]) if index.blocks is None else scores == -torch.inf
     found = best_positions(scores.masked_fill(hidden, -torch.inf), count)
-    return torch.nn.functional.pad(found, (0, count - found.shape[1]), value=-1).int()
+    chosen = torch.nn.functional.pad(found, (0, count - found.shape[1]), value=-1).int()
+    if index.blocks is None:
+        return entry_rows(chosen, index)
+    listed = index.blocks.gather(1, (chosen.clamp(min=0) // index.block).long())
+    inside = listed * index.block + chosen % index.block
+    return entry_rows(torch.where(chosen >= 0, inside, -1), index)
 
 
-def entry_rows(chosen: Tensor, index: Index) -> Tensor:
-    """chosen int32 [M, K] -> int32 [M, K]."""
-    places = chosen
-    if index.blocks is not None:
-        listed = index.blocks.gather(1, (chosen.clamp(min=0) // index.block).long())
-        inside = listed * index.block + chosen % index.block
-        places = torch.where((chosen >= 0) & (listed >= 0), inside, -1)
-    return _addresses(places, index)
-
-
-def _addresses(places: Tensor, index: Index) -> Tensor:
-    safe = places.clamp(min=0).long()
+def entry_rows(entries: Tensor, index: Index) -> Tensor:
+    """entries int32 [M, K] -> int32 [M, K]."""
+    safe = entries.clamp(min=0).long()
     pages = index.page_table[index.slots.long()[:, None], safe // index.entries]
-    return torch.where(places >= 0, pages * index.entries + safe % index.entries, -1).int()
+    return torch.where(entries >= 0, pages * index.entries + safe % index.entries, -1).int()

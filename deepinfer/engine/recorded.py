@@ -74,6 +74,7 @@ class RecordedSteps:
         self._how, self._model = recording, recording.model
         self._caches, self._drafted = caches, drafted
         self._recorded: dict[tuple[int, int], _Recorded] = {}
+        self._logits: Tensor | None = None  # of all recordings, which else would hold their own for good
 
     def holds(self, rows: int) -> bool:
         """Whether steps of so many rows are recorded, for short requests at least."""
@@ -134,7 +135,15 @@ class RecordedSteps:
         output = self._model.step(batch, caches, features=drafted is not None)
         if drafted is not None and output.features is not None:
             drafted.drafter.remember(output.features, batch.decoder, caches)
-        return output.logits
+        return self._room(output.logits).copy_(output.logits)
+
+    def _room(self, logits: Tensor) -> Tensor:
+        """Where the logits of a step go."""
+        rows = len(logits)
+        if self._logits is None or len(self._logits) < rows:
+            most = self._caches.slots * (self._caches.ring - self._model.config.sliding_window)
+            self._logits = logits.new_empty(max(rows, size_for(min(most, SIZES[-1]))), logits.shape[1])
+        return self._logits[:rows]
 
 
 def _bound(spans: Sequence[Span]) -> int:

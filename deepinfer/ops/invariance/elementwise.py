@@ -22,12 +22,12 @@ def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return function(x)
     flat = x.contiguous().view(-1)
-    if len(flat) % LANES:
-        return _applied(function, functional.pad(flat, (0, -len(flat) % LANES)))[: len(flat)].view(x.shape)
+    if rest := x.numel() % LANES:
+        return _applied(function, functional.pad(flat, (0, LANES - rest)))[: x.numel()].view(x.shape)
     return _applied(function, flat).view(x.shape)
 
 
 def _applied(function: Callable[[Tensor], Tensor], flat: Tensor) -> Tensor:
-    if len(flat) < _SERIAL or torch.get_num_threads() == 1:
+    if flat.shape[0] < _SERIAL or torch.get_num_threads() == 1:
         return function(flat)
     return torch.cat([function(part) for part in torch.split(flat, _SERIAL - LANES)])

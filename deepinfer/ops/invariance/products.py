@@ -38,10 +38,10 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _by_rows(a: Tensor, b: Tensor) -> Tensor:
-    pieces = _row_pieces(len(a), layout_of(b), torch.get_num_threads())
+    pieces = _row_pieces(a.shape[0], layout_of(b), torch.get_num_threads())
     if len(pieces) == 1:
-        return torch.mm(_piece(a, pieces[0][1]), b)[: len(a)]
-    out, begin = a.new_empty(len(a), b.shape[1]), 0
+        return torch.mm(_piece(a, pieces[0][1]), b)[: a.shape[0]]
+    out, begin = a.new_empty(a.shape[0], b.shape[1]), 0
     for used, size in pieces:
         part, place = a[begin : begin + used], out[begin : begin + used]
         if used == size and _aligned(place):
@@ -54,8 +54,8 @@ def _by_rows(a: Tensor, b: Tensor) -> Tensor:
 
 def _piece(a: Tensor, rows: int) -> Tensor:
     """a [M, K] as the rows of a piece, contiguous; what further rows hold does not matter."""
-    if len(a) < rows:
-        return a.expand(rows, -1).contiguous() if len(a) == 1 else functional.pad(a, (0, 0, 0, rows - len(a)))
+    if a.shape[0] < rows:
+        return a.expand(rows, -1).contiguous() if a.shape[0] == 1 else functional.pad(a, (0, 0, 0, rows - a.shape[0]))
     return a if _aligned(a) else a.clone()
 
 
@@ -79,10 +79,10 @@ def _by_items(a: Tensor, b: Tensor) -> Tensor:
 
 def _items(a: Tensor, b: Tensor, item: Item) -> Tensor:
     """The product where the columns are those of one piece."""
-    pieces = _item_pieces(len(a), b.shape[2], item, torch.get_num_threads())
+    pieces = _item_pieces(a.shape[0], b.shape[2], item, torch.get_num_threads())
     if len(pieces) == 1:
         return torch.bmm(a if _aligned(a) else a.clone(), b)
-    out, begin = a.new_empty(len(a), a.shape[1], b.shape[2]), 0
+    out, begin = a.new_empty(a.shape[0], a.shape[1], b.shape[2]), 0
     for size, _ in pieces:
         part, place = a[begin : begin + size], out[begin : begin + size]
         part = part if _aligned(part) else part.clone()

@@ -18,6 +18,9 @@ BLOCK = 64
 ROWS_CPU, ROWS = 64, 256
 """Rows at a time, as in the PyTorch version."""
 
+FEW = 8
+"""Rows of a stretch up to which the windows of several stretches are copied, to be taken together."""
+
 
 def sparse_attention(
     q: Tensor, near: Tensor, seen: Tensor, far: Tensor | None, chosen: Tensor | None, sink: Tensor
@@ -27,7 +30,7 @@ def sparse_attention(
     The -1 of `chosen` lie behind all places.
     """
     rows = q.shape[1]
-    windows = near.unfold(1, near.shape[1] - rows + 1, 1)  # [G, n, D, w], without a copy
+    windows = near.unfold(1, near.shape[1] - rows + 1, 1).transpose(2, 3)  # [G, n, w, D], without a copy
     if far is None or chosen is None or not chosen.shape[2]:
         far, chosen = None, None
     else:
@@ -40,18 +43,19 @@ def sparse_attention(
             places = chosen[stretches, block]
             picked, missing = pick(distant, places).flatten(0, 1), places.flatten(0, 1) < 0
         keys, heads = windows[stretches, block].flatten(0, 1), q[stretches, block]
-        made = _attend(heads.flatten(0, 1), keys, seen[stretches, block].flatten(), picked, missing, sink)
+        rows_seen = seen[stretches, block].flatten()
+        made = _attend(heads.flatten(0, 1), keys.transpose(1, 2), rows_seen, picked, missing, sink)
         out[stretches, block] = made.view(heads.shape)
     return out
 
 
 def _turns(q: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Stretches and rows of them to take together: their windows must be one stack of matrices in memory."""
+    """Stretches and rows of them to take together; the windows of one stretch overlap in memory, of many they do not."""
     stretches, rows = q.shape[:2]
     step = ROWS_CPU if q.device.type == "cpu" else ROWS
-    if rows == 1:
-        for first in range(0, stretches, step):
-            yield slice(first, first + step), slice(0, 1)
+    if rows <= FEW:
+        for first in range(0, stretches, step // rows):
+            yield slice(first, first + step // rows), slice(0, rows)
         return
     for stretch in range(stretches):
         for first in range(0, rows, step):

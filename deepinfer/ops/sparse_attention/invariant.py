@@ -50,7 +50,7 @@ def sparse_attention(
 
 
 def _turns(q: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Stretches and rows of them to take together; the windows of one stretch overlap in memory, of many they do not."""
+    """Stretches and rows of them to take together; windows of one stretch overlap in memory, of many they do not."""
     stretches, rows = q.shape[:2]
     step = ROWS_CPU if q.device.type == "cpu" else ROWS
     if rows <= FEW:

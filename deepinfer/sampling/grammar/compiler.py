@@ -26,11 +26,13 @@ CACHED = 256
 class Compiled:
     """A grammar for a vocabulary; matchers of many sequences may share it.
 
-    thinking: int32 [words], the mask of a sequence that has yet to end its thinking.
+    thinking: int32 [words], the mask of a sequence that has yet to end its thinking. known: int32 [words], of the
+    tokens that grammars can take at all: xgrammar complains aloud about others.
     """
 
     grammar: "CompiledGrammar"
     thinking: Tensor
+    known: Tensor
 
 
 class Compiler:
@@ -42,6 +44,7 @@ class Compiler:
         self._lock = Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._compilers: dict[bool, GrammarCompiler] = {}
+        self._masks: dict[bool, Tensor] = {}
 
     def compile(self, constraint: Constraint) -> "Future[Compiled]":
         """Start compiling, unless that was done before; the result raises RequestError if it cannot be done."""
@@ -67,7 +70,9 @@ class Compiler:
         except Exception as error:  # its errors are of several types, RuntimeError among them
             raise RequestError(f"{constraint.source} does not compile: {_reason(error)}") from error
         self._check_start(grammar, constraint)
-        return Compiled(grammar, self._thinking)
+        if constraint.markup not in self._masks:
+            self._masks[constraint.markup] = self.vocabulary.known(constraint.markup)
+        return Compiled(grammar, self._thinking, self._masks[constraint.markup])
 
     def _compiler(self, markup: bool) -> "GrammarCompiler":
         if markup not in self._compilers:

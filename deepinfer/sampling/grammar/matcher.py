@@ -23,7 +23,7 @@ class Matcher:
         import xgrammar
 
         self._machine = xgrammar.GrammarMatcher(compiled.grammar)
-        self._thinking, self._end_thinking = compiled.thinking, end_thinking
+        self._thinking, self._known, self._end_thinking = compiled.thinking, compiled.known, end_thinking
         self._tokens: list[int] = []
         self._start = 0 if end_thinking is None else None
 
@@ -84,7 +84,8 @@ class Matcher:
         before = self.length
         try:
             for place, draft in enumerate(drafts):
-                if self._start is None and not int(self._thinking[draft // 32]) >> (draft % 32) & 1:
+                allowed = self._thinking if self._start is None else self._known
+                if not int(allowed[draft // 32]) >> (draft % 32) & 1:
                     return place
                 self.take(draft)
             return len(drafts)

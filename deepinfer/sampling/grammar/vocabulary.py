@@ -38,6 +38,16 @@ class Vocabulary:
             allowed[self.end_thinking] = True
         return pack(allowed)
 
+    def known(self, markup: bool) -> Tensor:
+        """int32 [words]: what grammars may take: text, the end, and with `markup` the DSML token."""
+        allowed = torch.zeros(self.words * 32, dtype=torch.bool)
+        allowed[: self._tokenizer.vocab_size] = True
+        allowed[list(self._tokenizer.added_ids)] = False
+        allowed[self.eos] = True
+        if markup and self.markup is not None:
+            allowed[self.markup] = True
+        return pack(allowed)
+
     def info(self, markup: bool) -> "TokenizerInfo":
         """What xgrammar knows of it; with `markup`, grammars may name the DSML token."""
         import xgrammar

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from grammar_tools import MINI
 from llm_tools import check_at_rest, parts, texts
 from test_speculation import force, sequences
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from deepinfer import LLM, RequestOutput, SamplingParams
 from deepinfer.core.plan import Span
+from deepinfer.sampling.grammar.grammars import Grammars
+from deepinfer.sampling.grammar.matcher import Matcher
 from deepinfer.speculative.speculator import Speculator
 from deepinfer.text.spellings import END_THINK
 
@@ -212,6 +215,30 @@ def test_checked_forms_are_the_same_with_and_without_drafts(
     assert [one.token_ids for one in drafted] == [one.token_ids for one in other]
     for form, output in zip(FORMS, drafted, strict=True):
         assert check(form, output, 1) is None
+
+
+def test_masks_filled_by_several_threads_are_the_same(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are on a GPU's host; one request's matcher fails, which is its own trouble there, too."""
+    forms = [{"regex": f"[a-{last}]{{3,9}}x"} for last in "bcdefg"]
+    params = [SamplingParams(seq_seed=seed, max_tokens=12, so_args=form) for seed, form in enumerate(forms)]
+    expected = LLM(tiny_checkpoint).generate([PROMPT] * 6, params, use_tqdm=False)
+    llm = LLM(tiny_checkpoint)
+    runner = parts(llm).runner
+    runner.grammars = Grammars(runner.grammars._words, torch.device("cpu"), helpers=3)
+    made = llm.generate([PROMPT] * 6, params, use_tqdm=False)
+    assert [one.token_ids for one in made] == [one.token_ids for one in expected]
+    take, broken = Matcher.take, SamplingParams(max_tokens=12, seq_seed=3, so_args={"regex": "[h-k]{5}"})
+
+    def failing(self: Matcher, token: int) -> None:
+        if self.length == 2 and chr(token + 33) in "hijk":
+            raise RuntimeError("a fault in the matcher")
+        take(self, token)
+
+    monkeypatch.setattr(Matcher, "take", failing)
+    *good, bad = llm.generate([PROMPT] * 7, [*params, broken], use_tqdm=False)
+    assert [one.token_ids for one in good] == [one.token_ids for one in expected]
+    assert "could not be followed" in str(bad.error)
+    check_at_rest(llm)
 
 
 SHARED: dict[str, list[RequestOutput]] = {}

@@ -1,5 +1,6 @@
 """The matchers of running requests, and masks that are filled while the model runs."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from deepinfer.core.plan import Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampled import TokenMasks
 from deepinfer.sampling.grammar.matcher import Matcher, blank
+
+MOST_HELPERS = 16
+"""Threads that fill masks at most."""
 
 
 class HostTokens:
@@ -60,12 +64,21 @@ class Grammars:
     what was drawn. Both on the runner's thread, in the order of the steps; the filling itself has its own.
     """
 
-    def __init__(self, words: int, device: torch.device) -> None:
-        """`words`: words of 32 bits of a mask over the model's vocabulary."""
+    def __init__(self, words: int, device: torch.device, helpers: int | None = None) -> None:
+        """`words`: words of 32 bits of a mask over the model's vocabulary.
+
+        helpers: threads that fill the masks of different requests at the same time; by default one where the model
+        itself runs on the processor, else as many as there are cores, up to `MOST_HELPERS`.
+        """
+        if helpers is None:
+            helpers = 1 if device.type == "cpu" else min(MOST_HELPERS, os.cpu_count() or 1)
         self._words, self._device = words, device
         self._held: dict[int, _Held] = {}
         self._filler: ThreadPoolExecutor | None = None
         self._filling: Future[TokenMasks] | None = None
+        self._helpers: ThreadPoolExecutor | None = None
+        if helpers > 1:
+            self._helpers = ThreadPoolExecutor(helpers, "deepinfer-mask-rows")
 
     def admit(self, request_id: int, request: Request) -> None:
         """Take note of a request before its first row; nothing is kept of one without a grammar."""
@@ -135,6 +148,7 @@ class Grammars:
     def _fill(self, spans: Sequence[Span], legal: Mapping[int, Sequence[int]]) -> TokenMasks:
         """Runs on the filler's thread, while the model runs the spans."""
         rows: list[int] = []
+        jobs: list[tuple[_Held, Span, Sequence[int] | None, Tensor]] = []
         row = 0
         held_rows = sum(1 + span.drafts for span in spans if span.sample and span.request_id in self._held)
         bits = blank(held_rows, self._words, self._device.type == "cuda")
@@ -142,9 +156,14 @@ class Grammars:
             count = (1 + span.drafts) if span.sample else 0
             held = self._held.get(span.request_id)
             if held is not None:
-                self._fill_span(held, span, legal.get(span.request_id), bits[len(rows) : len(rows) + count])
+                jobs.append((held, span, legal.get(span.request_id), bits[len(rows) : len(rows) + count]))
                 rows += range(row, row + count)
             row += count
+        if self._helpers is None:
+            for job in jobs:
+                self._fill_span(*job)
+        else:
+            list(self._helpers.map(lambda job: self._fill_span(*job), jobs))
         return TokenMasks(torch.tensor(rows, dtype=torch.int64), bits)
 
     def _fill_span(self, held: _Held, span: Span, legal: Sequence[int] | None, bits: Tensor) -> None:

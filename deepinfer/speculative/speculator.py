@@ -52,6 +52,7 @@ class Speculator:
         self.drafter, self._sampler, self._caches, self._calibration = drafter, sampler, caches, calibration
         self.blocks = Blocks(caches.slots, drafter.block_size, drafter.device)
         self._requests: dict[int, Request] = {}
+        self._simple: set[int] = set()  # requests of whose rows nothing is to be known but `plain_choice`
         self.recorded: RecordedDrafts | None = None  # None where blocks are drafted as they come
         if recorder is not None:
             temperatures = calibration.temperatures
@@ -65,10 +66,14 @@ class Speculator:
     def admit(self, request_id: int, request: Request) -> None:
         """Take note of a request before its first row."""
         self._requests[request_id] = request
+        plain = is_plain(request) and request.grammar is None and request.params.logprobs is None
+        if plain and not self._may_reject(request_id):
+            self._simple.add(request_id)
 
     def forget(self, request_id: int) -> None:
         """Drop a request that no later row belongs to."""
         del self._requests[request_id]
+        self._simple.discard(request_id)
         self.blocks.fresh.discard(request_id)
 
     def remember(self, features: Tensor, half: Half) -> None:
@@ -101,6 +106,8 @@ class Speculator:
         logits: FP32 [S, vocab], overwritten: span by span that of the newest token and one behind each draft.
         masks: what grammars allow in them.
         """
+        if self.recorded is not None and masks is None and all(span.request_id in self._simple for span in spans):
+            return self.sample_chosen(logits, spans, Chosen(self._layout(spans), len(logits)))
         rows = [SampledRow(one, slot, first + place) for one, slot, first, drafts in _drawn(spans) for place in drafts]
         layout = self._layout(spans)
         places, tops = self._sampler.wanting_logprobs(rows)
@@ -123,7 +130,7 @@ class Speculator:
     def choose(self, spans: Sequence[Span], total: int) -> Chosen | None:
         """As `trim`, on the device; None where `sample_chosen` could not go on, or if there is nothing to leave out."""
         most = [span.drafts for span in spans]
-        if not 0 < total < sum(most) or not all(self._is_simple(span.request_id) for span in spans):
+        if not 0 < total < sum(most) or not all(span.request_id in self._simple for span in spans):
             return None
         slots, limits = self._tensor(np.array([[span.slot for span in spans], most], dtype=np.int64))
         counts = share_on_device(self.blocks.survival[slots], limits, total)
@@ -141,12 +148,6 @@ class Speculator:
         choices = plain_choice(logits.add_(self._sampler.allowed), drawing, 0)[layout.rows]
         tokens, counts = self._judge(layout, layout.drafts == choices[:, :-1], choices)
         return Sampled(tokens, counts=counts)
-
-    def _is_simple(self, request_id: int) -> bool:
-        """Whether nothing but `plain_choice` is to be known of a request's rows."""
-        request = self._requests[request_id]
-        simple = is_plain(request) and request.grammar is None and request.params.logprobs is None
-        return simple and not self._may_reject(request_id)
 
     def _layout(self, spans: Sequence[Span]) -> Layout:
         counts = [span.drafts for span in spans]

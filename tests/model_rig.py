@@ -21,10 +21,11 @@ from deepinfer.core.plan import Encode, Span
 from deepinfer.core.request import Request
 from deepinfer.core.sampling_params import SamplingParams
 from deepinfer.engine.model_runner import ModelRunner
-from deepinfer.model import attention, compression, drafter, reading, window
+from deepinfer.model import attention, drafter, reading, window
 from deepinfer.model.drafter import Anchors, Drafter
 from deepinfer.model.loading import load_drafter, load_weights
 from deepinfer.model.model import InferenceModel, StepOutput
+from deepinfer.ops.compressor import torch as compressor
 from deepinfer.ops.rows import torch as row_operators
 from deepinfer.ops.sparse_attention import torch as attend_rows
 from deepinfer.reference import attention as reference_attention
@@ -90,7 +91,7 @@ def make_smooth(monkeypatch: pytest.MonkeyPatch) -> None:
     both = ["latent", "index"]
     every = [*both, "window"]
     for module, names in (
-        (window, ["window"]), (drafter, ["window"]), (compression, both), (reading, both), (row_operators, every),
+        (window, ["window"]), (drafter, ["window"]), (compressor, both), (reading, both), (row_operators, every),
         (attend_rows, every),
     ):  # fmt: skip
         for name in names:

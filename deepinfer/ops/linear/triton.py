@@ -10,7 +10,8 @@ from deepinfer.ops.triton import block, dot, from_power, narrow, power_above, to
 
 FEW_ROWS, FEW_GROUPED_ROWS = 64, 256
 """Up to so many, a kernel with weights on the long side of the tensor cores beats the library's one or eight."""
-_ENOUGH_BLOCKS = 264  # two a multiprocessor
+_ENOUGH_BLOCKS = {16: 100}  # by tokens a tile: with so few, parts cost more than what more blocks gain
+_MORE_BLOCKS = 264  # two a multiprocessor
 
 
 @triton.jit
@@ -90,13 +91,14 @@ def _few(x: Fp8Rows, weight: Fp8Weight) -> Tensor:
     features = 64 if width % 64 == 0 else 32 if width % 32 == 0 else 16
     tiles = width // features * groups * triton.cdiv(rows, tokens)
     steps = depth // step
-    split = next((s for s in range(1, steps + 1) if steps % s == 0 and tiles * s >= _ENOUGH_BLOCKS), steps)
+    enough = _ENOUGH_BLOCKS.get(tokens, _MORE_BLOCKS)
+    split = next((s for s in range(1, steps + 1) if steps % s == 0 and tiles * s >= enough), steps)
     split = min(split, 16) if steps % min(split, 16) == 0 else 1
     out = torch.empty(rows, groups, width, dtype=torch.bfloat16, device=x.codes.device)
     parts = torch.empty(split, rows, groups, width, device=out.device) if split > 1 else None
     _product[(width // features, triton.cdiv(rows, tokens) * groups, split)](
         x.codes, x.scales, weight.codes, weight.scales, out, parts, rows, GROUPS=groups, N=width, K=depth,
-        BN=features, BM=tokens, BK=step, SPLIT=split, STAGES=5 if tokens == 16 else 4, num_warps=4,
+        BN=features, BM=tokens, BK=step, SPLIT=split, STAGES=4, num_warps=4,
     )  # fmt: skip
     if split > 1:
         _add_parts[(triton.cdiv(out.numel(), 512),)](parts, out, out.numel(), SPLIT=split, BLOCK=512)

@@ -17,6 +17,7 @@ import argparse
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -36,6 +37,7 @@ from deepinfer.config.released import RELEASED
 from deepinfer.core.plan import Span
 from deepinfer.parallel.context import RowWork, share_rows
 
+START = time.perf_counter()
 LEAST_EQUAL = 0.9
 """Share of equal bytes in the first layer's windows; a fault leaves one in many equal."""
 
@@ -86,13 +88,20 @@ def check(rig: Rig, ranks: int, length: int, rows: int) -> bool:
 
     @torch.inference_mode()
     def play(rank: int) -> None:
-        for span in steps:
-            run(rig, span, made[rank], Threads(rank, ranks, board, barrier))
+        try:
+            for span in steps:
+                run(rig, span, made[rank], Threads(rank, ranks, board, barrier))
+        except BaseException:
+            traceback.print_exc()
+            barrier.abort()  # nobody waits for a rank that has failed
+            raise
 
+    for span in steps:  # first, so that kernels are built before threads need them
+        run(rig, span, made[-1], None)
+    rig.synchronize()
+    print(f"kernels are built after {time.perf_counter() - START:.0f} s", flush=True)
     with ThreadPoolExecutor(ranks) as pool:
         list(pool.map(play, range(ranks)))
-    for span in steps:
-        run(rig, span, made[-1], None)
     same = all(
         equal(one, other) == 1.0
         for caches in made[1:-1]
@@ -156,6 +165,7 @@ def main() -> int:
     shape = Shape(options.model, options.model == RELEASED, options.ep_slice, 1 << 20, 64, graphs=False)
     with torch.inference_mode():
         rig = make_rig(shape, 1, options.context)
+        print(f"weights are there after {time.perf_counter() - START:.0f} s", flush=True)
         short = min(options.context, 3 * options.rows // 4)
         good = check(rig, 2, short, options.rows // 4)
         time_steps(rig, options.context, options.rows, options.ranks, options.repeats)

@@ -6,7 +6,7 @@
 On exercises that the checkpoint was trained for, of which it drafts nearly every token, or on text that it goes on
 with, of which it does not. Plain is an engine without a drafter: on a GPU its steps are recorded, as those with drafts
 are. Each round runs the same requests plainly, with all drafts verified and with as many as pay, one after the other,
-so that whatever else the machine does hits all of them alike; a first round, in which graphs are recorded, is not
+so that whatever else the machine does hits all of them alike; first rounds, in which graphs are recorded, are not
 timed. Counted are the tokens and the time of the steps that hold no prompt rows. Length is the mean of tokens that a
 step gives a request.
 """
@@ -97,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--on", choices=("exercises", "text"), default="exercises", help="what requests are about")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 16, 64], help="requests at once")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured, in turns")
+    parser.add_argument("--warm_up", type=int, default=1, help="rounds before that; on a GPU, variable length takes 4")
     parser.add_argument("--temperature", type=float, default=0.0, help="of all requests (greedy)")
     parser.add_argument("--rule", choices=("equality", "rejection"), default="equality", help="of drafts")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw tokens a second against requests at once")
@@ -117,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             questions = exercises(kinds["plain"], requests)
             run = partial(solve, questions=questions, temperature=options.temperature)
-        for llm in kinds.values():
+        for llm in [*kinds.values()] * options.warm_up:
             run(llm)
         before = {name: rounds(llm) for name, llm in kinds.items()}
         taken = in_turns(

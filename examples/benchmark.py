@@ -155,9 +155,13 @@ def _decode(rig: Rig, options: argparse.Namespace, context: int) -> dict[str, fl
         line += f"; bound {made['bound_ms_per_step']:.2f} ms a step" + (", drafting not counted" if rig.drafts else "")
     print(line, flush=True)
     if rig.device.type == "cuda":
-        idle = measure_idle(rig, requests, context, steps)
-        made |= {"idle_share": idle.share, "longest_gap_us": idle.longest}
-        print(f"loop: the device idle {idle.share:.1%} of the time, {idle.longest:.0f} us at most")
+        try:
+            idle = measure_idle(rig, requests, context, steps)
+        except (DeepInferError, RuntimeError) as error:  # what was timed before stands
+            print(f"loop: its idle time was not measured: {error!r}")
+        else:
+            made |= {"idle_share": idle.share, "longest_gap_us": idle.longest}
+            print(f"loop: the device idle {idle.share:.1%} of the time, {idle.longest:.0f} us at most")
     if options.profile:
         print(profile(rig, list(decode_plans(rig, requests, context, 3))))
     return made

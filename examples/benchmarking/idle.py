@@ -91,6 +91,9 @@ def _loop(rig: Rig, requests: int, context: int, steps: int) -> int:
 
     def landed(plan: Plan, jobs: Sequence[Job]) -> None:
         nonlocal decoded
+        for job in jobs:
+            if job.error is not None:
+                raise job.error
         decoded += len(plan.spans) == requests and all(span.token_ids is None for span in plan.spans)
 
     run_ahead(scheduler, rig.runner, landed)

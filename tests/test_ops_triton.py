@@ -78,6 +78,10 @@ def turns_of(count: int, pairs: int) -> Tensor:
 def test_rms_norm(count: int) -> None:
     x, weight = rows_of(count, 80), randn(80, seed=1)
     near(norm_kernels.rms_norm(x, weight, 1e-20), norm_reference.rms_norm(x, weight, 1e-20))
+    made = norm_kernels.rounded_rms_norm(x, weight, 1e-20)
+    wanted = linear_kernels.quantize_rows(norm_kernels.rms_norm(x, weight, 1e-20))
+    assert torch.equal(made.codes.view(torch.uint8), wanted.codes.view(torch.uint8))
+    assert torch.equal(made.scales, wanted.scales)
 
 
 @each_count

@@ -21,8 +21,8 @@ from deepinfer.model.row_operators import RowOperators
 from deepinfer.model.weights import AttentionWeights, IndexerWeights
 from deepinfer.ops.beside import Lane, beside
 from deepinfer.ops.indexer import best_blocks
-from deepinfer.ops.linear import Fp8Rows, linear, quantize_rows
-from deepinfer.ops.norm import rms_norm
+from deepinfer.ops.linear import Fp8Rows, linear
+from deepinfer.ops.norm import rms_norm, rounded_rms_norm
 from deepinfer.ops.places import single_rows
 from deepinfer.ops.rope import rotations
 from deepinfer.ops.rows import Index
@@ -174,8 +174,8 @@ class RowAttention:
         turns = reach.compressed if self._compressed else reach.plain
         made = linear(h, weights.inputs)
         windows = beside(partial(self._extend, made[:, config.q_lora_rank :], turns, reach, caches), Lane.WINDOWS)
-        normed = rms_norm(made[:, : config.q_lora_rank], weights.q_norm, config.rms_norm_eps)
-        latent = normed if isinstance(weights.wq_b, Tensor) else quantize_rows(normed)
+        norm = rms_norm if isinstance(weights.wq_b, Tensor) else rounded_rms_norm
+        latent = norm(made[:, : config.q_lora_rank], weights.q_norm, config.rms_norm_eps)
         queries: Callable[[], Tensor] = partial(linear, latent, weights.wq_b)
         if weights.indexer is not None:
             queries = beside(queries, Lane.QUERIES)

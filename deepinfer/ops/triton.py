@@ -70,6 +70,12 @@ def sine(x):
 
 
 @triton.jit
+def row_scale(x):
+    """The power of two with which a row of FP32 fits E4M3."""
+    return from_power(power_above(tl.maximum(tl.max(tl.abs(x), 0), 7.888609052210118e-31) / 448.0))
+
+
+@triton.jit
 def e2m1_round(x):
     """FP32 to the nearest E2M1 value, ties to the even code, saturating."""
     magnitude = tl.minimum(tl.abs(x), 6.0)

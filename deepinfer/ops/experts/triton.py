@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.ops.linear import Fp8Rows
-from deepinfer.ops.triton import block, from_power, narrow, power_above, to_e4m3
+from deepinfer.ops.triton import block, narrow, row_scale, to_e4m3
 
 
 @triton.jit
@@ -18,7 +18,7 @@ def _activate(x_ptr, codes_ptr, scales_ptr, width, limit, BLOCK: tl.constexpr):
     up = tl.load(x_ptr + row * 2 * width + width + c, mask=inside, other=0.0).to(tl.float32)
     made = gate / (1.0 + tl.exp(-gate)) * tl.minimum(tl.maximum(up, -limit), limit)
     made = narrow(made)
-    scale = from_power(power_above(tl.maximum(tl.max(tl.abs(made), 0), 7.888609052210118e-31) / 448.0))
+    scale = row_scale(made)
     tl.store(codes_ptr + row * width + c, to_e4m3(made / scale), mask=inside)
     tl.store(scales_ptr + row, scale)
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepinfer.ops.linear.weights import Fp8Rows, Fp8Weight
-from deepinfer.ops.triton import block, dot, from_power, narrow, power_above, to_e4m3
+from deepinfer.ops.triton import block, dot, narrow, row_scale, to_e4m3
 
 FEW_ROWS, FEW_GROUPED_ROWS = 64, 256
 """Up to so many, a kernel with weights on the long side of the tensor cores beats the library's one or eight."""
@@ -21,7 +21,7 @@ def _quantize(x_ptr, codes_ptr, scales_ptr, columns, stride, group, group_stride
     c = tl.arange(0, BLOCK)
     at = x_ptr + row * stride + (c // group).to(tl.int64) * group_stride + c % group
     x = tl.load(at, mask=c < columns, other=0.0).to(tl.float32)
-    scale = from_power(power_above(tl.maximum(tl.max(tl.abs(x), 0), 7.888609052210118e-31) / 448.0))
+    scale = row_scale(x)
     tl.store(codes_ptr + row * columns + c, to_e4m3(x / scale), mask=c < columns)
     tl.store(scales_ptr + row, scale)
 

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from typing import Any
 
 import jsonschema
@@ -12,7 +13,9 @@ from grammar_tools import MINI, Case, allowed_ids, cases, matcher_of, tokenizer
 from llm_tools import caches_of
 
 from deepinfer import LLM, EngineError, RequestError, SamplingParams
+from deepinfer.model.model import InferenceModel
 from deepinfer.sampling.grammar.constraint import structured_output
+from deepinfer.sampling.grammar.grammars import Grammars
 from deepinfer.sampling.grammar.matcher import Matcher
 
 END = 1
@@ -175,6 +178,33 @@ def test_a_failing_matcher_ends_its_own_request_only(llm: LLM, monkeypatch: pyte
     assert len(outputs[1].token_ids) == 9
     monkeypatch.undo()
     assert re.fullmatch("[a-z]{9}", llm.generate("x", params[0], use_tqdm=False)[0].text)
+
+
+def test_a_step_that_fails_while_masks_are_filled_leaves_the_others_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step waits until the masks of the failed one are filled: a matcher has one owner at a time."""
+    fill, step, busy, calls = Grammars._fill, InferenceModel.step, [0], [0]
+
+    def slow(*arguments: Any) -> Any:
+        busy[0] += 1
+        assert busy[0] == 1
+        time.sleep(0.05)
+        busy[0] -= 1
+        return fill(*arguments)
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise RuntimeError("a fault in the model")
+        return step(*arguments, **options)
+
+    monkeypatch.setattr(Grammars, "_fill", slow)
+    monkeypatch.setattr(InferenceModel, "step", failing)
+    small = LLM(MINI, max_num_seqs=2)
+    outputs = small.generate(["x"] * 4, [form(seed, regex="[a-z]{3}[0-9]") for seed in range(4)], use_tqdm=False)
+    lost = [output for output in outputs if output.error is not None]
+    assert 1 <= len(lost) <= 2
+    assert all("a fault in the model" in str(output.error) for output in lost)
+    assert all(re.fullmatch("[a-z]{3}[0-9]", output.text) for output in outputs if output.error is None)
 
 
 def test_the_form_holds_after_the_thinking(llm: LLM) -> None:

@@ -11,6 +11,8 @@ from deepinfer.ops.experts import Fp4Experts, tile_experts
 from deepinfer.ops.experts import torch as expert_reference
 from deepinfer.ops.indexer import torch as index_reference
 from deepinfer.ops.kv_formats import pack_index, unpack_index
+from deepinfer.ops.linear import Fp8Weight, grouped_linear, linear, quantize_rows, wide_linear
+from deepinfer.ops.linear import torch as linear_reference
 from deepinfer.ops.rope import frequencies, rotations
 from deepinfer.ops.rope import torch as rope_reference
 from deepinfer.ops.rows import Index
@@ -25,6 +27,38 @@ def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def relative(made: Tensor, wanted: Tensor) -> float:
     assert made.isfinite().all()
     return ((made.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+class TestLinear:
+    """FP8 products; every way to split them, and numbers of rows that the library refuses."""
+
+    @pytest.mark.parametrize("rows", [0, 1, 16, 17, 33, 64, 65, 100, 128, 129, 257, 601, 4346])
+    @pytest.mark.parametrize(("columns", "features"), [(5120, 1792), (1280, 32768), (2304, 5120)])
+    def test_against_pytorch(self, rows: int, columns: int, features: int) -> None:
+        x, weight = randn(rows, columns), self.weight(features, columns)
+        made = linear(x, weight)
+        assert made.shape == (rows, features)
+        if rows:
+            assert relative(made, linear_reference.fp8_linear(quantize_rows(x), weight, torch.bfloat16)) < 4e-3
+            assert torch.equal(linear(x, weight), made)
+
+    @pytest.mark.parametrize("rows", [0, 1, 20, 64, 128, 130, 256, 601, 4346])
+    def test_groups(self, rows: int) -> None:
+        x, weight = randn(rows, 8, 4096), self.weight(8, 1024, 4096)
+        made = grouped_linear(x, weight)
+        assert made.shape == (rows, 8, 1024)
+        if rows:
+            wanted = linear_reference.fp8_grouped_linear(quantize_rows(x), weight, torch.bfloat16)
+            assert relative(made, wanted) < 4e-3
+            assert torch.equal(grouped_linear(x, weight), made)
+
+    def test_wide_products_of_no_rows(self) -> None:
+        assert wide_linear(randn(0, 64), randn(32, 64)).shape == (0, 32)
+
+    @staticmethod
+    def weight(*shape: int) -> Fp8Weight:
+        codes = (randn(*shape, dtype=torch.float32) * 96).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return Fp8Weight(codes, torch.rand(shape[:-1], device="cuda") + 0.5)
 
 
 class TestExperts:

@@ -46,7 +46,8 @@ def quantize_rows(x: Tensor) -> Fp8Rows:
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [..., C], weight [R, C] -> FP32 [..., R]."""
     if accelerated(x) and weight.dtype is torch.bfloat16:  # products of BF16 are exact, and the sums are FP32
-        return torch.mm(x.reshape(-1, x.shape[-1]), weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
+        made = torch.mm(x.reshape(-1, x.shape[-1]), weight.t(), out_dtype=torch.float32)
+        return made.view(*x.shape[:-1], len(weight))
     return reference.wide_linear(x, weight)
 
 

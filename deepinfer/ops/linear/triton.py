@@ -4,14 +4,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from deepinfer.ops.linear.weights import Fp8Rows, Fp8Weight
 from deepinfer.ops.triton import block, dot, narrow, row_scale, to_e4m3
 
-FEW_ROWS, FEW_GROUPED_ROWS = 64, 256
+FEW_ROWS, FEW_GROUPED_ROWS = 128, 256
 """Up to so many, a kernel with weights on the long side of the tensor cores beats the library's one or eight."""
-_ENOUGH_BLOCKS = {16: 100}  # by tokens a tile: with so few, parts cost more than what more blocks gain
-_MORE_BLOCKS = 264  # two a multiprocessor
+_WIDE = 16384  # features: beyond, the library wins from 65 rows on
+_LIBRARY_ROWS = 16  # it refuses some numbers of rows that are no multiple of this
 
 
 @triton.jit
@@ -87,18 +88,20 @@ def _few(x: Fp8Rows, weight: Fp8Weight) -> Tensor:
     x = Fp8Rows(x.codes.contiguous(), x.scales.contiguous())
     width = weight.shape[1]
     tokens = 16 if rows <= 16 else 32 if rows <= 32 else 64 if rows <= 64 else 128
-    step = 256 if depth % 256 == 0 and tokens < 128 else 128 if depth % 128 == 0 else 32
+    shallow = depth < 2048 and tokens > 16
+    step = 256 if depth % 256 == 0 and not shallow else 128 if depth % 128 == 0 else 32
     features = 64 if width % 64 == 0 else 32 if width % 32 == 0 else 16
     tiles = width // features * groups * triton.cdiv(rows, tokens)
     steps = depth // step
-    enough = _ENOUGH_BLOCKS.get(tokens, _MORE_BLOCKS)
+    stages = 5 if tokens in (32, 64) and not shallow else 4
+    enough = 100 if tokens == 16 else 70  # parts cost more than what more blocks gain
     split = next((s for s in range(1, steps + 1) if steps % s == 0 and tiles * s >= enough), steps)
     split = min(split, 16) if steps % min(split, 16) == 0 else 1
     out = torch.empty(rows, groups, width, dtype=torch.bfloat16, device=x.codes.device)
     parts = torch.empty(split, rows, groups, width, device=out.device) if split > 1 else None
     _product[(width // features, triton.cdiv(rows, tokens) * groups, split)](
         x.codes, x.scales, weight.codes, weight.scales, out, parts, rows, GROUPS=groups, N=width, K=depth,
-        BN=features, BM=tokens, BK=step, SPLIT=split, STAGES=4, num_warps=4,
+        BN=features, BM=tokens, BK=step, SPLIT=split, STAGES=stages, num_warps=4,
     )  # fmt: skip
     if split > 1:
         _add_parts[(triton.cdiv(out.numel(), 512),)](parts, out, out.numel(), SPLIT=split, BLOCK=512)
@@ -108,11 +111,11 @@ def _few(x: Fp8Rows, weight: Fp8Weight) -> Tensor:
 def linear(x: Fp8Rows, weight: Fp8Weight) -> Tensor:
     """x [..., C], weight [R, C] -> BF16 [..., R]."""
     codes, scales = x.codes.view(-1, x.codes.shape[-1]), x.scales.view(-1)
-    if len(codes) <= FEW_ROWS:
+    if len(codes) <= (FEW_ROWS if len(weight) <= _WIDE else FEW_ROWS // 2):
         made = _few(Fp8Rows(codes[:, None], scales[:, None]), Fp8Weight(weight.codes[None], weight.scales[None]))[:, 0]
     else:
         made = _library(codes, scales, weight)
-    return made.view(*x.codes.shape[:-1], -1)
+    return made.view(*x.codes.shape[:-1], len(weight))
 
 
 def grouped_linear(x: Fp8Rows, weight: Fp8Weight) -> Tensor:
@@ -126,8 +129,14 @@ def grouped_linear(x: Fp8Rows, weight: Fp8Weight) -> Tensor:
 
 
 def _library(codes: Tensor, scales: Tensor, weight: Fp8Weight, out: Tensor | None = None) -> Tensor:
+    rows = len(codes)
+    missing = -rows % _LIBRARY_ROWS
+    if missing:
+        codes = functional.pad(codes.view(torch.uint8), (0, 0, 0, missing)).view(codes.dtype)
+        made = _library(codes, functional.pad(scales, (0, missing)), weight)[:rows]
+        return made if out is None else out.copy_(made)
     if out is None:
-        out = torch.empty(len(codes), len(weight), dtype=torch.bfloat16, device=codes.device)
+        out = torch.empty(rows, len(weight), dtype=torch.bfloat16, device=codes.device)
     return torch._scaled_mm(
         codes,
         weight.codes.t(),

@@ -19,6 +19,9 @@ LONGEST_MEETING = timedelta(seconds=60)
 """For connecting, which nothing can break off; all ranks are there when it begins."""
 
 
+_LOOK = timedelta(seconds=1)
+"""How long to wait for an exchange before a look whether it was broken off."""
+
 _FIRST_BYTES = 1 << 14
 """Of a message: as much as it takes to say what a step of decoding is."""
 
@@ -30,7 +33,7 @@ class Collectives:
         self, store: Any, rank: int, size: int, device: torch.device, local: bool, wait: timedelta = LONGEST_WAIT
     ) -> None:
         """Meet the other ranks in `store`. `local`: all ranks are on this machine."""
-        self.rank, self.size = rank, size
+        self.rank, self.size, self._aborted = rank, size, False
         self._host = _gloo(dist.PrefixStore("host", store), rank, size, local, wait)
         self._data = self._host
         if device.type == "cuda":
@@ -44,19 +47,19 @@ class Collectives:
         numbers = torch.tensor(values, dtype=torch.int64)
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
-        self._host.allreduce([numbers], options).wait()
+        self._end(self._host, self._host.allreduce([numbers], options))
         return [int(number) for number in numbers.tolist()]
 
     def total(self, values: Tensor) -> Tensor:
         """The sum of all ranks' int64 tensors, which lie on the host."""
         summed = values.clone()
-        self._host.allreduce([summed]).wait()
+        self._end(self._host, self._host.allreduce([summed]))
         return summed
 
     def swap(self, values: Tensor) -> Tensor:
         """Row r of `values` [ranks, ...] goes to rank r; returns what came, row by source. On the device."""
         result = torch.empty_like(values)
-        self._data.alltoall_base(result, values.contiguous(), [], []).wait()
+        self._end(self._data, self._data.alltoall_base(result, values.contiguous(), [], []))
         return result
 
     def send_rows(self, rows: Tensor, counts: Sequence[int], coming: Sequence[int]) -> Callable[[], Tensor]:
@@ -69,7 +72,7 @@ class Collectives:
         work = self._data.alltoall_base(got, sent, list(coming), list(counts))
 
         def wait() -> Tensor:
-            work.wait()
+            self._end(self._data, work)
             return result
 
         return wait
@@ -81,13 +84,13 @@ class Collectives:
             sent = rows.new_empty(most, *rows.shape[1:])
             sent[: len(rows)] = rows
         result = sent.new_empty(self.size * most, *sent.shape[1:])
-        self._data._allgather_base(result.view(torch.uint8), sent.view(torch.uint8)).wait()
+        self._end(self._data, self._data._allgather_base(result.view(torch.uint8), sent.view(torch.uint8)))
         return result
 
     def spread(self, values: Tensor) -> None:
         """Rank 0's contiguous tensor, to all; the others give one of its shape, which is written over."""
         if values.numel():
-            self._data.broadcast([values.view(torch.uint8)]).wait()
+            self._end(self._data, self._data.broadcast([values.view(torch.uint8)]))
 
     def tell(self, message: bytes | None = None) -> bytes:
         """Rank 0's message, to all; the others give none."""
@@ -95,19 +98,35 @@ class Collectives:
         if message is not None:
             size = len(message).to_bytes(8, "little")
             first.numpy()[: 8 + len(message)] = np.frombuffer((size + message)[:_FIRST_BYTES], dtype=np.uint8)
-        self._host.broadcast([first]).wait()
+        self._end(self._host, self._host.broadcast([first]))
         told = first.numpy().tobytes()
         size_told = int.from_bytes(told[:8], "little")
         if 8 + size_told > _FIRST_BYTES:
             more = torch.empty(8 + size_told - _FIRST_BYTES, dtype=torch.uint8)
             if message is not None:
                 more.numpy()[:] = np.frombuffer(message, dtype=np.uint8)[_FIRST_BYTES - 8 :]
-            self._host.broadcast([more]).wait()
+            self._end(self._host, self._host.broadcast([more]))
             rest = more.numpy().tobytes()
         return (told + rest)[8 : 8 + size_told]
 
+    def _end(self, group: Any, work: Any) -> None:
+        """Wait for an exchange of a group. One that gloo begins while it is broken off may never end by itself."""
+        if group is not self._host:
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(_LOOK)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+                if self._aborted:
+                    raise RuntimeError("the exchange was broken off") from None
+
     def abort(self) -> None:
         """End whatever runs, here and (since connections close) at the others; nothing can be called after it."""
+        self._aborted = True
         for group in {id(one): one for one in (self._data, self._host)}.values():
             group.abort()
 

@@ -45,7 +45,7 @@ def test_shapes_of_the_golden_model() -> None:
     assert caches.windows.shape == (8, 3, 16 + 6, 64 + 2)
     assert caches.drafts.shape == (2, 3, 22, 66)
     assert caches.pairs.shape == (1, 3, 4, 2, 64)
-    assert caches.history.shape == (3, 8)
+    assert caches.history.shape == (3, 9)
     assert caches.page_table.shape == (3, 9)
     assert caches.newest.shape == (3,)
     kinds = {part.dtype for part in (*caches.latents, *caches.index_keys, caches.windows, caches.drafts)}

@@ -17,8 +17,8 @@ from deepinfer.ops.router import route
 class Finish(Protocol):
     """Waits for what routed experts give."""
 
-    def __call__(self, base: Callable[[], Tensor]) -> Tensor:
-        """The results [M, H], added to what `base` gives [M, H], which is called as late as serves."""
+    def __call__(self, base: Callable[[], Tensor] | None = None) -> Tensor:
+        """The results [M, H], added to what `base` gives [M, H] if there is one; it is called as late as serves."""
 
 
 class RoutedExperts(Protocol):
@@ -31,7 +31,7 @@ class RoutedExperts(Protocol):
 def local_experts(h: Tensor, chosen: Tensor, routing: Tensor, weights: ExpertWeights, limit: float) -> Finish:
     """All experts lie here."""
 
-    def finish(base: Callable[[], Tensor]) -> Tensor:
+    def finish(base: Callable[[], Tensor] | None = None) -> Tensor:
         return routed_experts(h, chosen, routing, weights.w13, weights.w2, limit, base)
 
     return finish

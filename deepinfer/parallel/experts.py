@@ -66,13 +66,13 @@ class SharedExperts:
         parcels = _pack(h, _true_places(goes, sum(rows)), visited, slots, routing, not isinstance(weights.w13, Tensor))
         arrived = self._collectives.send_rows(parcels, rows, rows_coming)
 
-        def finish(base: Callable[[], Tensor]) -> Tensor:
-            added = base()  # while rows travel
+        def finish(base: Callable[[], Tensor] | None = None) -> Tensor:
+            added = None if base is None else base()  # while rows travel
             results = _answer(arrived(), sum(visits_coming), h, chosen.shape[1], weights, limit)
             back = self._collectives.send_rows(results, visits_coming, visits)()
             ordered = torch.empty_like(back).index_copy_(0, ranks.flatten().argsort(stable=True), back)
             routed = combine(ordered.view(*chosen.shape, h.shape[1]))
-            return routed + added
+            return routed if added is None else routed + added
 
         return finish
 

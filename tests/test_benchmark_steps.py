@@ -26,10 +26,8 @@ def rig(tiny_checkpoint: Path) -> Rig:
     return make_rig(Shape(str(tiny_checkpoint), False, 1, 1 << 20, 16), 4, 60)
 
 
-@pytest.mark.parametrize("prompts", [0, 2], ids=["decode alone", "behind prefill of some requests"])
-def test_every_step_runs_all_requests(rig: Rig, prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if prompts:
-        time_prefill(rig, steps.prefill_plans(rig, 40, 20, 20 * prompts), 1)
+def rows_of_steps(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows of all steps that the model runs from now on."""
     rows: list[int] = []
     step = rig.model.step
 
@@ -38,6 +36,14 @@ def test_every_step_runs_all_requests(rig: Rig, prompts: int, monkeypatch: pytes
         return step(batch, *arguments, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rig.model, "step", counted)
+    return rows
+
+
+@pytest.mark.parametrize("prompts", [0, 2], ids=["decode alone", "behind prefill of some requests"])
+def test_every_step_runs_all_requests(rig: Rig, prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if prompts:
+        time_prefill(rig, steps.prefill_plans(rig, 40, 20, 20 * prompts), 1)
+    rows = rows_of_steps(rig, monkeypatch)
     timing = time_decode(rig, 4, 40, steps=3, warmup=2)
     assert rows == [4] * 5
     assert (timing.steps, timing.rows) == (3, 12)
@@ -46,14 +52,7 @@ def test_every_step_runs_all_requests(rig: Rig, prompts: int, monkeypatch: pytes
 def test_steps_with_drafts_run_them_all(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig(Shape(str(tiny_checkpoint), False, 1, 1 << 20, 16, nextn=9), 3, 100)
     assert rig.drafts == 5, "as many as the checkpoint's block has"
-    rows: list[int] = []
-    step = rig.model.step
-
-    def counted(batch: Batch, *arguments: object, **keywords: object) -> object:
-        rows.append(len(batch.ids))
-        return step(batch, *arguments, **keywords)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(rig.model, "step", counted)
+    rows = rows_of_steps(rig, monkeypatch)
     timing = time_decode(rig, 3, 40, steps=2, warmup=2)
     assert rows == [3, 18, 18, 18], "the first step has no drafts behind it yet"
     assert (timing.steps, timing.rows) == (2, 36)

@@ -77,6 +77,7 @@ class Engine:
         with self._turn, held_interrupts() as deliver_interrupt:
 
             def landed(plan: Plan, extended: Sequence[Job]) -> None:
+                """Take note of what a step gave: times and rounds for the policy, outputs for the caller."""
                 rounds = self._parts.runner.rounds.landed(plan.number, {job.request_id for job in extended})
                 seconds, policy = self.statistics.step(plan, jobs), self._parts.policy
                 if policy is not None:
